@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ways in which ranks can meet.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "bootstrap/bootstrap.h"
+#include "moe.h"
+
+namespace moe {
+
+// Starts to listen in this process and describes where, for moeGetUniqueId. Listens in a background thread until all
+// ranks have met and parted, or none came for `patience`.
+moeUniqueId_t makeUniqueId(std::chrono::milliseconds patience);
+
+// Meets the other ranks where `id` says.
+std::unique_ptr<Bootstrap> joinTcp(const moeUniqueId_t& id, int rank, int nranks, const WaitLimit& limit);
+
+// What a launcher put in the environment.
+struct LaunchedRank {
+  int rank;
+  int nranks;
+};
+// Throws moeInvalidUsage naming the variables looked for when no launcher's are set.
+LaunchedRank launchedRank();
+// Meets the ranks of the same launch.
+std::unique_ptr<Bootstrap> joinLaunched(const LaunchedRank& me, const WaitLimit& limit);
+
+// Through the caller's own all-gather.
+std::unique_ptr<Bootstrap> joinCallbacks(const moeBootstrap_t& callbacks, int rank, int nranks);
+
+// All ranks of one process: result[r] is for rank r, each used by a thread of its own.
+std::vector<std::unique_ptr<Bootstrap>> makeLocal(int nranks);
+
+}  // namespace moe
