@@ -316,10 +316,10 @@ typedef struct moeReceive {
   float* weights;         /* moeLayoutRank: [C][K] beside ids. Expert layouts: [C], the row's weight; 0 in gaps */
   int32_t* sources;       /* [C][2] source rank and token index of each row; -1, -1 in gaps */
   int32_t* rowExperts;    /* expert layouts: [C] local expert of each row; -1 in gaps */
-  int32_t* rankCounts;    /* [R] records received from each rank */
+  int32_t* rankCounts;    /* [R] records received from each rank; moeLayoutRank: that the output holds */
   int64_t* rankOffsets;   /* [R] moeLayoutRank: first row of each source rank */
-  int32_t* expertCounts;  /* [L] rows received for each local expert */
-  int64_t* expertOffsets; /* [L + 1] expert layouts: first row of each local expert; the last is the end */
+  int32_t* expertCounts;  /* expert layouts: [L] rows of each local expert that the output holds */
+  int64_t* expertOffsets; /* expert layouts: [L + 1] first row of each local expert; the last is the end */
   moeSizes_t* sizes;      /* one struct */
 } moeReceive_t;
 
@@ -348,7 +348,8 @@ typedef struct moeDispatchArgs {
 /* Sends each token once to every rank that owns one of its experts, and receives the tokens sent here. Collective. */
 MOE_API moeResult_t moeDispatch(moeComm_t comm, const moeDispatchArgs_t* args, moeHandle_t handle, void* stream);
 
-/* Completes a dispatch that was started with MOE_SEND_HALF. Halves complete in the order in which they were started. */
+/* Completes a dispatch that was started with MOE_SEND_HALF. Halves may be completed in any order; a dispatch returns
+ * moeTooManyInFlight if the one `buffers` before it is still a half. */
 MOE_API moeResult_t moeWait(moeComm_t comm, moeHandle_t handle, const moeReceive_t* receive, void* stream);
 
 /* Waits on the host until the counts of the handle's dispatch are known, and gives them. After a send half this is how
