@@ -25,7 +25,7 @@ endfunction()
 function(moe_add_test name label)
   add_test(NAME ${label}.${name} COMMAND ${ARGN})
   set_tests_properties(${label}.${name} PROPERTIES LABELS ${label} TIMEOUT ${seconds_short} SKIP_RETURN_CODE 77
-    ENVIRONMENT "MOE_BIN=${PROJECT_BINARY_DIR}/bin;MOE_SOURCE=${PROJECT_SOURCE_DIR};MOE_BUILD=${PROJECT_BINARY_DIR}")
+    ENVIRONMENT "MOE_BIN=${PROJECT_BINARY_DIR}/bin;MOE_SOURCE=${PROJECT_SOURCE_DIR}")
   if(name MATCHES "_long$")
     set_tests_properties(${label}.${name} PROPERTIES LABELS long TIMEOUT ${seconds_long})
   endif()
@@ -49,7 +49,7 @@ if(conformance_sources)
   moe_discover(moe_conformance conformance)
 endif()
 
-# The header is C99 and the library usable from C: every file is a program, warnings are errors whatever MOE_WERROR says.
+# The header is C99 and the library usable from C: every file is a program. Warnings are errors, MOE_WERROR or not.
 file(GLOB c_sources CONFIGURE_DEPENDS ${tests}/c/*.c ${PROJECT_SOURCE_DIR}/examples/*.c)
 foreach(source IN LISTS c_sources)
   get_filename_component(name ${source} NAME_WE)

@@ -48,8 +48,9 @@ else
   missing+=(libssl-dev libgtest-dev libcli11-dev nlohmann-json3-dev)
 fi
 if ((want_lint)); then
-  need_command clang-format clang-format
-  need_command clang-tidy clang-tidy
+  # One version everywhere: others format and warn differently.
+  need_command clang-format-14 clang-format-14
+  need_command clang-tidy-14 clang-tidy-14
   need_command git git
 fi
 if ((want_ci)); then
