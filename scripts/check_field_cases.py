@@ -92,8 +92,11 @@ def main():
     parser.add_argument("--root", default=root)
     parser.add_argument("--bin", default=os.path.join(root, "build/bin"))
     options = parser.parse_args()
-    with open(os.path.join(options.root, "tests/field_cases.md"), encoding="utf-8") as file:
-        text = file.read()
+    try:
+        with open(os.path.join(options.root, "tests/field_cases.md"), encoding="utf-8") as file:
+            text = file.read()
+    except FileNotFoundError:
+        sys.exit("tests/field_cases.md: there is no such file")
     faults = list(check(text, known_tests(options.root, options.bin)))
     for fault in faults:
         print(f"tests/field_cases.md: {fault}")

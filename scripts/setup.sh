@@ -2,16 +2,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Finds which packages of Debian 12 or Ubuntu 24.04 are missing here. Root: installs them. Others: prints how.
 #   scripts/setup.sh          what building and testing needs
-#   scripts/setup.sh --lint   also clang-format and clang-tidy
-#   scripts/setup.sh --ci     everything that .ci/run uses
+#   scripts/setup.sh --lint   also the formatter and clang-tidy (--ci is the same)
 set -euo pipefail
 
 want_lint=0
-want_ci=0
 for argument in "$@"; do
   case "$argument" in
-    --lint) want_lint=1 ;;
-    --ci) want_lint=1 want_ci=1 ;;
+    --lint | --ci) want_lint=1 ;;
     *) echo "setup.sh: unknown option $argument; known: --lint, --ci" >&2; exit 2 ;;
   esac
 done
@@ -42,6 +39,7 @@ need_command make build-essential
 need_command cmake cmake
 need_command ninja ninja-build
 need_command python3 python3
+need_command pkg-config pkg-config
 if command -v g++ >/dev/null; then
   need_libraries
 else
@@ -52,9 +50,6 @@ if ((want_lint)); then
   need_command clang-format-14 clang-format-14
   need_command clang-tidy-14 clang-tidy-14
   need_command git git
-fi
-if ((want_ci)); then
-  need_command pkg-config pkg-config
 fi
 
 if ((${#missing[@]} == 0)); then exit 0; fi
