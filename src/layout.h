@@ -70,13 +70,17 @@ struct Shape {
   MOE_HD int64_t bins() const { return nranks + (expertLayout() ? experts.experts : 0); }
 };
 
+// What the Router keeps of one chunk while it routes it: ids and owners (int32[kChunkTokens][topk]), the next slot or index
+// of each bin (int32[bins]), and flags (uint8[kChunkTokens][topk]).
+MOE_HD inline int64_t routingBytes(const Shape& shape) {
+  return 9 * kChunkTokens * shape.topk + 4 * shape.bins();
+}
+
 // A record: one token's data on the wire for one rank. The payload rows, each on a 16-byte boundary, then the head.
 struct RecordHead {
-  int32_t token;        // index at the source
+  int32_t token;  // index at the source
   int32_t reserved;
-  uint64_t rankFirsts;    // bit k: entry k is the token's first of its rank
-  uint64_t expertFirsts;  // bit k: entry k is the token's first of its expert
-  uint64_t reserved2;
+  uint64_t rankFirsts;  // bit k: entry k is the token's first of its rank
 };
 
 struct RecordLayout {
@@ -84,7 +88,8 @@ struct RecordLayout {
   int64_t head;     // RecordHead
   int64_t ids;      // int32[topk], -1 for nobody
   int64_t weights;  // float[topk]
-  int64_t indexes;  // expert layouts: int32[topk], the row's index among this source's rows for that expert
+  int64_t indexes;  // expert layouts: int32[topk], the row's index among this source's rows for that expert; -1 for an
+                    // entry that repeats an expert or is nobody's
   int64_t end;      // bytes in use, a multiple of 16
   int64_t stride;
 };
@@ -146,16 +151,16 @@ struct Control {
 struct WorkspaceLayout {
   int64_t control;       // Control
   int64_t histograms;    // int32[chunks][bins] entries of each chunk
-  int64_t chunkBases;    // int32[chunks][bins] the same summed over all earlier chunks; counts up while slots are assigned
+  int64_t chunkBases;    // int32[chunks][bins] the same summed over all earlier chunks
   int64_t chunkReady;    // uint64[chunks] epoch for which the histogram is complete
   int64_t sendDone;      // uint32[chunks] runs stored
   int64_t combineDone;   // uint32[nranks][chunks] runs stored
   int64_t sentRows;      // int64[nranks] records of the last dispatch
-  int64_t owners;        // int32[maxTokens][topk] rank of each entry, -1 for nobody
-  int64_t rankFirsts;    // uint64[maxTokens], see RecordHead
-  int64_t expertFirsts;  // uint64[maxTokens]
-  int64_t slots;         // int32[maxTokens][topk] record slot at the entry's rank, for entries that are first of theirs
-  int64_t indexes;       // expert layouts: int32[maxTokens][topk] rows' indexes, see RecordLayout
+  int64_t routing;       // [chunks] what the Router needs of a chunk, where an Exec has no faster memory
+  int64_t routingStride;
+  int64_t targets;       // int64[maxTokens][topk] packed rank and record slot (Target) of each entry that is the first of
+                         // its rank in its token, else -1
+  int64_t indexes;       // expert layouts: int32[maxTokens][topk], see RecordLayout
   int64_t placeBases;    // [blocks] of: int64[nranks] first rows (rank layout) or int64[nranks][local experts]
   int64_t placeStride;
   int64_t offsets;       // [blocks] of: int64[local experts + 1] (expert layouts) or int64[nranks + 1]

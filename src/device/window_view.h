@@ -92,13 +92,11 @@ class Workspace {
     return at<uint32_t>(layout_.workspace.combineDone) + source * layout_.shape.chunks + chunk;
   }
   MOE_HD int64_t* sentRows(int peer) const { return at<int64_t>(layout_.workspace.sentRows) + peer; }
-  MOE_HD int32_t* owners(int64_t token) const {
-    return at<int32_t>(layout_.workspace.owners) + token * layout_.shape.topk;
+  MOE_HD std::byte* routing(int64_t chunk) const {
+    return at<std::byte>(layout_.workspace.routing + chunk * layout_.workspace.routingStride);
   }
-  MOE_HD uint64_t* rankFirsts(int64_t token) const { return at<uint64_t>(layout_.workspace.rankFirsts) + token; }
-  MOE_HD uint64_t* expertFirsts(int64_t token) const { return at<uint64_t>(layout_.workspace.expertFirsts) + token; }
-  MOE_HD int32_t* slots(int64_t token) const {
-    return at<int32_t>(layout_.workspace.slots) + token * layout_.shape.topk;
+  MOE_HD int64_t* targets(int64_t token) const {
+    return at<int64_t>(layout_.workspace.targets) + token * layout_.shape.topk;
   }
   MOE_HD int32_t* indexes(int64_t token) const {
     return at<int32_t>(layout_.workspace.indexes) + token * layout_.shape.topk;
