@@ -128,19 +128,18 @@ inline void deliverByRank(const Shape& shape, const std::vector<Sent>& sents, in
       ++out->sizes.rows;
       out->slots[static_cast<size_t>(row)] = {source, token, -1, 0};
       for (int k = 0; k < sent.topk; ++k) {
-        for (auto& [expert, weight] : experts) {
-          if (expert != sent.id(token, k)) continue;
-          // A repeated expert keeps its first place.
-          out->ids[static_cast<size_t>(row) * width + static_cast<size_t>(k)] = expert;
-          out->weights[static_cast<size_t>(row) * width + static_cast<size_t>(k)] = weight;
-          expert = -2;
-        }
+        int64_t id = sent.id(token, k);
+        if (!shape.isExpert(id) || shape.ownerOf(id) != rank) continue;
+        auto at = static_cast<size_t>(row) * width + static_cast<size_t>(k);
+        out->ids[at] = id;
+        out->weights[at] = sent.weight(token, k);
       }
     }
-    out->rankCounts.push_back(next - before);
+    // Rows that were left out do not count.
+    out->rankCounts.push_back(std::max<int64_t>(0, std::min(next, capacity) - before));
   }
-  out->sizes.requiredRows = viewRows > 0 ? capacity : next;
-  out->sizes.overflow = viewRows > 0 ? 0 : next > capacity;
+  out->sizes.requiredRows = out->sizes.copies;
+  out->sizes.overflow = out->sizes.rows < out->sizes.copies;
 }
 
 inline void deliverByExpert(const Shape& shape, const std::vector<Sent>& sents, int rank, int64_t capacity,
@@ -164,17 +163,18 @@ inline void deliverByExpert(const Shape& shape, const std::vector<Sent>& sents, 
   }
   int64_t rows = padded ? experts * capacity : capacity;
   out->slots.assign(static_cast<size_t>(rows), Slot{});
-  int64_t start = 0;
+  int64_t start = 0, arrived = 0;
   for (int64_t e = 0; e < experts; ++e) {
     const auto& list = lists[static_cast<size_t>(e)];
     auto count = static_cast<int64_t>(list.size());
+    arrived += count;
     if (padded) start = e * capacity;
-    out->expertCounts[static_cast<size_t>(e)] = count;
     out->expertOffsets.push_back(start);
     int64_t end = padded ? start + capacity : rows;
     for (int64_t i = 0; i < count && start + i < end; ++i) {
       out->slots[static_cast<size_t>(start + i)] = list[static_cast<size_t>(i)];
       ++out->sizes.rows;
+      ++out->expertCounts[static_cast<size_t>(e)];
     }
     if (padded) {
       out->sizes.requiredRows = std::max(out->sizes.requiredRows, count);
@@ -184,7 +184,8 @@ inline void deliverByExpert(const Shape& shape, const std::vector<Sent>& sents, 
   }
   if (!padded) out->sizes.requiredRows = start;
   out->expertOffsets.push_back(padded ? rows : start);
-  out->sizes.overflow = out->sizes.requiredRows > capacity;
+  // The gap after the last expert may reach past an output that holds every row.
+  out->sizes.overflow = out->sizes.rows < arrived;
 }
 
 }  // namespace detail
