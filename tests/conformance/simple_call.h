@@ -83,10 +83,10 @@ class SimpleCall {
     if (moeResult_t result = runCombine(); result != moeSuccess) return describe("combine", result);
     return wrongOutput();
   }
-  // "" if the combine's output is what it must be.
-  std::string wrongOutput() const {
+  // "" if the combine's output is what it must be, of the first `tokens` (all, if negative).
+  std::string wrongOutput(int64_t tokens = -1) const {
     std::vector<std::byte> got = output_.read();
-    for (int64_t t = 0; t < config_.maxTokensPerRank; ++t) {
+    for (int64_t t = 0; t < (tokens < 0 ? config_.maxTokensPerRank : tokens); ++t) {
       std::vector<int> ranks;
       for (int k = 0; k < config_.maxTopk; ++k) {
         int owner = shape_.ownerOf((rank_ + t + k) % config_.numExperts);
