@@ -87,7 +87,7 @@ std::string SocketAddress::text() const {
   if (family() == AF_UNIX) {
     const auto& local = reinterpret_cast<const sockaddr_un&>(storage);
     size_t used = length - offsetof(sockaddr_un, sun_path);
-    return used > 1 ? "@" + std::string(local.sun_path + 1, used - 1) : "a Unix socket";
+    return used > 1 ? cat("@", std::string(local.sun_path + 1, used - 1)) : "a Unix socket";
   }
   char name[INET6_ADDRSTRLEN] = "?";
   ::inet_ntop(family(), ipBytes().data(), name, sizeof name);
