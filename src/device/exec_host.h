@@ -144,7 +144,7 @@ class HostRow {
     int64_t offset, bytes;
     const std::byte* from;
   };
-  Piece pieces_[kMaxPayloads + 1];
+  Piece pieces_[kMaxPayloads + 1]{};
   int count_ = 0;
 };
 
