@@ -59,10 +59,11 @@ foreach(source IN LISTS c_sources)
   moe_add_test(${name} c ${name})
 endforeach()
 
-# Scripts drive the tools and check the tree. They measure time and start processes, so nothing runs beside them.
+# Scripts drive the tools and check the tree. They measure time and start processes, so nothing runs beside them. What
+# they start does not inherit MOE_BIN and MOE_SOURCE: the library would warn of settings that it does not know.
 file(GLOB scripts CONFIGURE_DEPENDS ${tests}/scripts/*.sh)
 foreach(script IN LISTS scripts)
   get_filename_component(name ${script} NAME_WE)
-  moe_add_test(${name} script bash ${script})
+  moe_add_test(${name} script bash -c "export -n MOE_BIN MOE_SOURCE; . \"$0\"" ${script})
   set_tests_properties(script.${name} PROPERTIES RUN_SERIAL ON)
 endforeach()
