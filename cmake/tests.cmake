@@ -24,8 +24,7 @@ endfunction()
 # A test that is a program or a script of its own.
 function(moe_add_test name label)
   add_test(NAME ${label}.${name} COMMAND ${ARGN})
-  set_tests_properties(${label}.${name} PROPERTIES LABELS ${label} TIMEOUT ${seconds_short} SKIP_RETURN_CODE 77
-    ENVIRONMENT "MOE_BIN=${PROJECT_BINARY_DIR}/bin;MOE_SOURCE=${PROJECT_SOURCE_DIR}")
+  set_tests_properties(${label}.${name} PROPERTIES LABELS ${label} TIMEOUT ${seconds_short} SKIP_RETURN_CODE 77)
   if(name MATCHES "_long$")
     set_tests_properties(${label}.${name} PROPERTIES LABELS long TIMEOUT ${seconds_long})
   endif()
@@ -65,5 +64,6 @@ file(GLOB scripts CONFIGURE_DEPENDS ${tests}/scripts/*.sh)
 foreach(script IN LISTS scripts)
   get_filename_component(name ${script} NAME_WE)
   moe_add_test(${name} script bash -c "export -n MOE_BIN MOE_SOURCE; . \"$0\"" ${script})
-  set_tests_properties(script.${name} PROPERTIES RUN_SERIAL ON)
+  set_tests_properties(script.${name} PROPERTIES RUN_SERIAL ON
+    ENVIRONMENT "MOE_BIN=${PROJECT_BINARY_DIR}/bin;MOE_SOURCE=${PROJECT_SOURCE_DIR}")
 endforeach()
