@@ -63,7 +63,7 @@ endforeach()
 file(GLOB scripts CONFIGURE_DEPENDS ${tests}/scripts/*.sh)
 foreach(script IN LISTS scripts)
   get_filename_component(name ${script} NAME_WE)
-  moe_add_test(${name} script bash -c "export -n MOE_BIN MOE_SOURCE; . \"$0\"" ${script})
+  moe_add_test(${name} script bash -c "export -n MOE_BIN MOE_SOURCE && . \"$0\"" ${script})
   set_tests_properties(script.${name} PROPERTIES RUN_SERIAL ON
     ENVIRONMENT "MOE_BIN=${PROJECT_BINARY_DIR}/bin;MOE_SOURCE=${PROJECT_SOURCE_DIR}")
 endforeach()
