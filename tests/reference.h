@@ -75,6 +75,7 @@ struct Slot {
 // What one rank receives from one dispatch.
 struct Delivery {
   moeSizes_t sizes{};
+  int64_t arrived = 0;         // rows that an output without bound would hold
   std::vector<Slot> slots;     // one per row of the output
   std::vector<int64_t> ids;    // rank layout: [slots][maxTopk], global, -1 for nobody
   std::vector<float> weights;  // beside ids
@@ -121,9 +122,6 @@ inline void deliverByRank(const Shape& shape, const std::vector<Sent>& sents, in
       if (experts.empty()) continue;
       int64_t row = next++;
       ++out->sizes.copies;
-      for (auto [expert, weight] : experts) {
-        ++out->expertCounts[static_cast<size_t>(expert - shape.firstExpertOf(rank))];
-      }
       if (row >= capacity) continue;
       ++out->sizes.rows;
       out->slots[static_cast<size_t>(row)] = {source, token, -1, 0};
@@ -138,6 +136,7 @@ inline void deliverByRank(const Shape& shape, const std::vector<Sent>& sents, in
     // Rows that were left out do not count.
     out->rankCounts.push_back(std::max<int64_t>(0, std::min(next, capacity) - before));
   }
+  out->arrived = out->sizes.copies;
   out->sizes.requiredRows = out->sizes.copies;
   out->sizes.overflow = out->sizes.rows < out->sizes.copies;
 }
@@ -163,11 +162,11 @@ inline void deliverByExpert(const Shape& shape, const std::vector<Sent>& sents, 
   }
   int64_t rows = padded ? experts * capacity : capacity;
   out->slots.assign(static_cast<size_t>(rows), Slot{});
-  int64_t start = 0, arrived = 0;
+  int64_t start = 0;
   for (int64_t e = 0; e < experts; ++e) {
     const auto& list = lists[static_cast<size_t>(e)];
     auto count = static_cast<int64_t>(list.size());
-    arrived += count;
+    out->arrived += count;
     if (padded) start = e * capacity;
     out->expertOffsets.push_back(start);
     int64_t end = padded ? start + capacity : rows;
@@ -185,7 +184,7 @@ inline void deliverByExpert(const Shape& shape, const std::vector<Sent>& sents, 
   if (!padded) out->sizes.requiredRows = start;
   out->expertOffsets.push_back(padded ? rows : start);
   // The gap after the last expert may reach past an output that holds every row.
-  out->sizes.overflow = out->sizes.rows < arrived;
+  out->sizes.overflow = out->sizes.rows < out->arrived;
 }
 
 }  // namespace detail

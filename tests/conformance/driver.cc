@@ -127,10 +127,10 @@ bool Driver::prepareOutputs(Exchange& x, const Step& step) {
   if (call.exactSizes) {
     moeSizes_t sizes{-1, -1, -1, -1};
     if (failed(step, "moeGetSizes", moeGetSizes(comm_, handles_[size(step.handle)].get(), &sizes))) return false;
-    if (sizes.rows != want.sizes.rows || sizes.requiredRows != want.sizes.requiredRows || sizes.overflow != 0 ||
+    if (sizes.rows != want.arrived || sizes.requiredRows != want.sizes.requiredRows || sizes.overflow != 0 ||
         sizes.copies != want.sizes.copies) {
       report_.add(where(step), "moeGetSizes gave rows ", sizes.rows, " required ", sizes.requiredRows, " overflow ",
-                  sizes.overflow, " copies ", sizes.copies, ", want ", want.sizes.rows, " ", want.sizes.requiredRows,
+                  sizes.overflow, " copies ", sizes.copies, ", want ", want.arrived, " ", want.sizes.requiredRows,
                   " 0 ", want.sizes.copies);
       return false;
     }
@@ -158,12 +158,12 @@ bool Driver::prepareOutputs(Exchange& x, const Step& step) {
   x.receive.weights = reinterpret_cast<float*>(make(x.gotWeights, size(rows) * width, 4));
   x.receive.sources = reinterpret_cast<int32_t*>(make(x.sources, size(rows) * 2, 4));
   x.receive.rankCounts = reinterpret_cast<int32_t*>(make(x.rankCounts, size(shape_.nranks), 4));
-  x.receive.expertCounts = reinterpret_cast<int32_t*>(make(x.expertCounts, size(shape_.expertsOf(rank_)), 4));
   x.receive.sizes = reinterpret_cast<moeSizes_t*>(make(x.sizes, 1, sizeof(moeSizes_t)));
   if (byRank) {
     x.receive.ids = make(x.gotIds, size(rows) * width, call.receivedIdType == moeInt32 ? 4 : 8);
     x.receive.rankOffsets = reinterpret_cast<int64_t*>(make(x.rankOffsets, size(shape_.nranks), 8));
   } else {
+    x.receive.expertCounts = reinterpret_cast<int32_t*>(make(x.expertCounts, size(shape_.expertsOf(rank_)), 4));
     x.receive.rowExperts = reinterpret_cast<int32_t*>(make(x.rowExperts, size(rows), 4));
     x.receive.expertOffsets =
         reinterpret_cast<int64_t*>(make(x.expertOffsets, size(shape_.expertsOf(rank_) + 1), 8));

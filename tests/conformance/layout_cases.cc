@@ -126,12 +126,12 @@ void addHalves(Cases& cases) {
   pipelined.steps.push_back({Step::kWait, 5, 1});
   pipelined.steps.push_back({Step::kCombine, 5, 1});
   add(cases, pipelined, Cost::kSmall, true);
-  Plan deep("halves_four_buffers", 2, 8, 16, 4, 2);
+  Plan deep("halves_four_buffers_any_order", 2, 8, 16, 4, 2);
   deep.handles = 4;
   deep.with([](moeConfig_t& c) { c.buffers = 4; });
   for (int round = 0; round < 3; ++round) {
     for (int h = 0; h < 4; ++h) deep.steps.push_back({Step::kSend, round * 4 + h, h});
-    for (int h = 0; h < 4; ++h) deep.steps.push_back({Step::kWait, round * 4 + h, h});
+    for (int h : {1, 3, 0, 2}) deep.steps.push_back({Step::kWait, round * 4 + h, h});
     for (int h : {2, 0, 3, 1}) deep.steps.push_back({Step::kCombine, round * 4 + h, h});
   }
   add(cases, deep);

@@ -276,11 +276,8 @@ TEST(ThreadRanksRefusal, ThirdSendHalfIsTooMany) {
     return moeDispatch(call.comm, &call.dispatch, handleOf(rank, 2), nullptr);
   });
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(third.code[rank], moeTooManyInFlight) << third.text[rank];
-  Outcome wrongOrder = ranks.each([&](SimpleCall& call, int rank) {
-    return moeWait(call.comm, handleOf(rank, 1), &call.receive, nullptr);
-  });
-  for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(wrongOrder.code[rank], moeInvalidUsage) << wrongOrder.text[rank];
-  for (int i = 0; i < 2; ++i) {
+  // In the other order, and then there is room again.
+  for (int i : {1, 0}) {
     Outcome waited = ranks.each([&](SimpleCall& call, int rank) {
       return moeWait(call.comm, handleOf(rank, i), &call.receive, nullptr);
     });
