@@ -14,7 +14,12 @@ template <class X>
 class PartialRows {
  public:
   MOE_HD PartialRows(const X& x, const CombineArgs& a, uint64_t epoch)
-      : a_(a), layout_(a.common.layout), shape_(layout_.shape), handle_(a.common), work_(a.common), epoch_(epoch),
+      : a_(a),
+        layout_(a.common.layout),
+        shape_(layout_.shape),
+        handle_(a.common),
+        work_(a.common),
+        epoch_(epoch),
         runs_(shape_, int64_t{x.block()} * x.warps() + x.warp(), int64_t{a.common.sendBlocks} * x.warps()) {}
 
   MOE_HD int64_t rows() const {
@@ -158,8 +163,13 @@ template <class X>
 class TokenJob {
  public:
   MOE_HD TokenJob(const X& x, const CombineArgs& a, uint64_t epoch)
-      : a_(a), shape_(a.common.layout.shape), handle_(a.common), window_(a.common.layout, a.common.window(), epoch),
-        epoch_(epoch), tokens_(a.common.handleHead()->numTokens), warp_(receivingWarp(x, a.common)),
+      : a_(a),
+        shape_(a.common.layout.shape),
+        handle_(a.common),
+        window_(a.common.layout, a.common.window(), epoch),
+        epoch_(epoch),
+        tokens_(a.common.handleHead()->numTokens),
+        warp_(receivingWarp(x, a.common)),
         warps_(int64_t{a.common.receiveBlocks} * x.warps()) {}
 
   MOE_HD int64_t rows() const {

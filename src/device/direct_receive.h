@@ -18,8 +18,14 @@ template <class X>
 class Arrivals {
  public:
   MOE_HD Arrivals(X& x, const DispatchArgs& a, uint64_t epoch)
-      : x_(x), a_(a), layout_(a.common.layout), shape_(layout_.shape), window_(layout_, a.common.window(), epoch),
-        epoch_(epoch), local_(shape_.localExperts()), bases_(Workspace(a.common).placeBases(x.block())),
+      : x_(x),
+        a_(a),
+        layout_(a.common.layout),
+        shape_(layout_.shape),
+        window_(layout_, a.common.window(), epoch),
+        epoch_(epoch),
+        local_(shape_.localExperts()),
+        bases_(Workspace(a.common).placeBases(x.block())),
         offsets_(Workspace(a.common).offsets(x.block())) {}
 
   MOE_HD const DispatchWindow& window() const { return window_; }
@@ -181,7 +187,9 @@ class SourceRuns {
     int64_t runs = chunks * kRunsPerChunk * shape_.nranks;
     return warp_ < runs ? ceilDiv(runs - warp_, warps_) * kRunRows : 0;
   }
-  MOE_HD int source(int64_t i) const { return static_cast<int>((shape_.rank + run(i) % shape_.nranks) % shape_.nranks); }
+  MOE_HD int source(int64_t i) const {
+    return static_cast<int>((shape_.rank + run(i) % shape_.nranks) % shape_.nranks);
+  }
   MOE_HD int64_t chunk(int64_t i) const { return run(i) / shape_.nranks / kRunsPerChunk; }
   // Among the records of its chunk.
   MOE_HD int64_t row(int64_t i) const { return run(i) / shape_.nranks % kRunsPerChunk * kRunRows + i % kRunRows; }
@@ -203,7 +211,12 @@ template <class X>
 class PlaceJob {
  public:
   MOE_HD PlaceJob(const X& x, const DispatchArgs& a, const Arrivals<X>& arrivals, uint64_t epoch)
-      : a_(a), layout_(a.common.layout), shape_(layout_.shape), arrivals_(arrivals), handle_(a.common), epoch_(epoch),
+      : a_(a),
+        layout_(a.common.layout),
+        shape_(layout_.shape),
+        arrivals_(arrivals),
+        handle_(a.common),
+        epoch_(epoch),
         firstExpert_(shape_.experts.first(shape_.rank)),
         runs_(shape_, receivingWarp(x, a.common), int64_t{a.common.receiveBlocks} * x.warps()) {}
 
@@ -280,7 +293,8 @@ class PlaceJob {
     end_ = ends[chunk];
     ok = begin_ >= 0 && end_ >= begin_ && end_ <= begin_ + kChunkTokens && end_ <= arrivals_.counts(source_).rows;
     if (!ok) {
-      x.fail(moeInternalError, Awaited::kValidCounts, source_, static_cast<uint64_t>(begin_), static_cast<uint64_t>(end_));
+      x.fail(moeInternalError, Awaited::kValidCounts, source_, static_cast<uint64_t>(begin_),
+             static_cast<uint64_t>(end_));
     }
     return ok;
   }
@@ -312,7 +326,8 @@ class PlaceJob {
     if (x.lane() == 0) {
       *handle_.token(source_, slot) = head.token;
       *handle_.ordinal(source_, slot) = ordinal;
-      if (!shape_.expertLayout() && a_.outSources && inOutput) noteSource(arrivals_.sourceRow(source_, slot), head.token);
+      if (!shape_.expertLayout() && a_.outSources && inOutput)
+        noteSource(arrivals_.sourceRow(source_, slot), head.token);
     }
     if (!shape_.expertLayout()) *carries = inOutput && !a_.views;
     return ok;
@@ -329,7 +344,8 @@ class PlaceJob {
     }
   }
 
-  MOE_HD bool noteExpertRow(Item& item, const std::byte* record, int32_t token, int64_t slot, int k, bool* carries) const {
+  MOE_HD bool noteExpertRow(Item& item, const std::byte* record, int32_t token, int64_t slot, int k,
+                            bool* carries) const {
     const auto* ids = reinterpret_cast<const int32_t*>(record + layout_.record.ids);
     int32_t index = reinterpret_cast<const int32_t*>(record + layout_.record.indexes)[k];
     int32_t row = -1;

@@ -26,7 +26,12 @@ template <class X>
 class Router {
  public:
   MOE_HD Router(X& x, const DispatchArgs& a, uint64_t epoch)
-      : x_(x), a_(a), shape_(a.common.layout.shape), work_(a.common), handle_(a.common), epoch_(epoch),
+      : x_(x),
+        a_(a),
+        shape_(a.common.layout.shape),
+        work_(a.common),
+        handle_(a.common),
+        epoch_(epoch),
         scratch_(x.scratch(routingBytes(shape_))) {}
 
   // Counts a chunk's records per rank, and rows per expert, and publishes the histogram.
@@ -225,8 +230,14 @@ template <class X>
 class SendJob {
  public:
   MOE_HD SendJob(const X& x, const DispatchArgs& a, uint64_t epoch)
-      : a_(a), layout_(a.common.layout), work_(a.common), handle_(a.common), epoch_(epoch), block_(x.block()),
-        warp_(x.warp()), warps_(x.warps()) {}
+      : a_(a),
+        layout_(a.common.layout),
+        work_(a.common),
+        handle_(a.common),
+        epoch_(epoch),
+        block_(x.block()),
+        warp_(x.warp()),
+        warps_(x.warps()) {}
 
   // How many rows this warp goes through, those that nobody wants included.
   MOE_HD int64_t rows() const {
@@ -329,8 +340,7 @@ template <class X>
 MOE_HD bool sendDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
   auto buffers = static_cast<uint64_t>(a.common.layout.shape.buffers);
   // Views that have been out for `buffers` epochs end here: the stream has passed their readers.
-  if (x.block() == 0 && x.thread() == 0 && epoch > buffers &&
-      a.common.control()->releasedDispatch < epoch - buffers) {
+  if (x.block() == 0 && x.thread() == 0 && epoch > buffers && a.common.control()->releasedDispatch < epoch - buffers) {
     releaseDispatch(x, a.common, epoch - buffers);
   }
   if (!routeTokens(x, a, epoch)) return false;

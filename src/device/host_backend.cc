@@ -94,7 +94,9 @@ class Team {
 class HostBackend : public Backend {
  public:
   HostBackend(int blocks, int warps, WaitGuard* guard)
-      : grid_(blocks, warps, guard), memory_(static_cast<size_t>(blocks * warps) * HostExec::kMemoryBytes), team_(blocks * warps) {}
+      : grid_(blocks, warps, guard),
+        memory_(static_cast<size_t>(blocks * warps) * HostExec::kMemoryBytes),
+        team_(blocks * warps) {}
 
   int blocks() const override { return grid_.blocks; }
 

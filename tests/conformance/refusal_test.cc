@@ -252,7 +252,8 @@ TEST(ThreadRanksRefusal, HandleOfAnotherCommunicator) {
   Ranks ranks(simpleConfig()), others(simpleConfig());
   ASSERT_TRUE(ranks.ok() && others.ok());
   Outcome outcome = ranks.each([&](SimpleCall& call, int rank) {
-    return moeDispatch(call.comm, &call.dispatch, rank == kBad ? others[rank].handle.get() : call.handle.get(), nullptr);
+    return moeDispatch(call.comm, &call.dispatch, rank == kBad ? others[rank].handle.get() : call.handle.get(),
+                       nullptr);
   });
   expectRefusal(outcome, {"", nullptr, "handle"});
   ranks.expectHealthy(1);
@@ -267,20 +268,17 @@ TEST(ThreadRanksRefusal, ThirdSendHalfIsTooMany) {
   auto handleOf = [&](int rank, int i) { return handles[static_cast<size_t>(i * kRanks + rank)].get(); };
   for (int rank = 0; rank < kRanks; ++rank) ranks[rank].dispatch.flags = MOE_SEND_HALF;
   for (int i = 0; i < 2; ++i) {
-    Outcome sent = ranks.each([&](SimpleCall& call, int rank) {
-      return moeDispatch(call.comm, &call.dispatch, handleOf(rank, i), nullptr);
-    });
+    Outcome sent = ranks.each(
+        [&](SimpleCall& call, int rank) { return moeDispatch(call.comm, &call.dispatch, handleOf(rank, i), nullptr); });
     for (int rank = 0; rank < kRanks; ++rank) ASSERT_EQ(sent.code[rank], moeSuccess) << sent.text[rank];
   }
-  Outcome third = ranks.each([&](SimpleCall& call, int rank) {
-    return moeDispatch(call.comm, &call.dispatch, handleOf(rank, 2), nullptr);
-  });
+  Outcome third = ranks.each(
+      [&](SimpleCall& call, int rank) { return moeDispatch(call.comm, &call.dispatch, handleOf(rank, 2), nullptr); });
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(third.code[rank], moeTooManyInFlight) << third.text[rank];
   // In the other order, and then there is room again.
   for (int i : {1, 0}) {
-    Outcome waited = ranks.each([&](SimpleCall& call, int rank) {
-      return moeWait(call.comm, handleOf(rank, i), &call.receive, nullptr);
-    });
+    Outcome waited = ranks.each(
+        [&](SimpleCall& call, int rank) { return moeWait(call.comm, handleOf(rank, i), &call.receive, nullptr); });
     for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(waited.code[rank], moeSuccess) << waited.text[rank];
   }
   ranks.expectHealthy(1);

@@ -208,7 +208,8 @@ TEST(Sizes, WindowOffsetsPastFourGigabytes) {
       args.receive = &receive;
       ASSERT_EQ(moeDispatch(comms[rank], &args, handle.get(), nullptr), moeSuccess) << moeGetLastError();
       for (int source = 0; rank == call && source < 3; ++source) {
-        EXPECT_TRUE(isRow(&got[static_cast<size_t>(source * kRowBytes)], kHidden, static_cast<float>(10 * source + call)));
+        EXPECT_TRUE(
+            isRow(&got[static_cast<size_t>(source * kRowBytes)], kHidden, static_cast<float>(10 * source + call)));
       }
       moeCombineArgs_t combine = MOE_COMBINE_ARGS_INIT;
       combine.rows = got.data();
