@@ -11,8 +11,8 @@
 
 namespace moe {
 
-// Copies a versioned struct of the C ABI. Fields that an older caller does not have keep the initializer's value; a newer
-// caller's extra fields must be zero. `least` is the size of the struct's first version.
+// Copies a versioned struct of the C ABI. Fields that an older caller does not have keep the initializer's value; a
+// newer caller's extra fields must be zero. `least` is the size of the struct's first version.
 template <class Struct>
 Struct takeStruct(const Struct* given, const char* name, const Struct& initial, size_t least = sizeof(Struct)) {
   if (!given) fail(moeInvalidArgument, name, " is NULL");

@@ -93,7 +93,7 @@ void takeInputs(const Comm& comm, const moeDispatchArgs_t& args, DispatchArgs* p
   }
 }
 
-void takeOutputRows(const Comm& comm, const moeReceive_t& receive, DispatchArgs* plan) {
+void takeOutputRows(const Comm& comm, const moeReceive_t& receive, bool knownEmpty, DispatchArgs* plan) {
   const Shape& shape = comm.layout().shape;
   bool padded = shape.layout == moeLayoutExpertPadded;
   int64_t most = padded ? shape.capacity : shape.rowCapacity;
@@ -102,12 +102,9 @@ void takeOutputRows(const Comm& comm, const moeReceive_t& receive, DispatchArgs*
     fail(moeInvalidArgument, "receive.capacity = ", receive.capacity, ", but in moeLayoutExpertPadded it is fixed by ",
          "config.capacity = ", shape.capacity, "; pass that or 0");
   }
-  // An empty output has no address: frameworks pass NULL for a tensor of no rows.
-  bool empty = receive.capacity == 0 && !receive.rows[0].data;
-  plan->capacity = empty ? 0 : receive.capacity != 0 ? receive.capacity : most;
-  if (padded && empty && shape.rowCapacity > 0) {
-    fail(moeInvalidArgument, "receive.rows[0].data is NULL, but the output has ", shape.rowCapacity, " rows");
-  }
+  plan->capacity = receive.capacity != 0 ? receive.capacity : most;
+  // An output of which the caller knows that it stays empty has no address: frameworks pass NULL for no rows.
+  if (knownEmpty && receive.capacity == 0 && !receive.rows[0].data) plan->capacity = 0;
   for (int payload = 0; payload < shape.payloads; ++payload) {
     const moeRows_t& rows = receive.rows[payload];
     int64_t stride = checkRows(comm, rows, payload, plan->capacity == 0 || shape.rowCapacity == 0, "receive.rows");
@@ -115,13 +112,13 @@ void takeOutputRows(const Comm& comm, const moeReceive_t& receive, DispatchArgs*
   }
 }
 
-void takeOutputs(const Comm& comm, const moeReceive_t& receive, DispatchArgs* plan) {
+void takeOutputs(const Comm& comm, const moeReceive_t& receive, bool knownEmpty, DispatchArgs* plan) {
   const Shape& shape = comm.layout().shape;
   checkIdType(receive.idType, "receive.idType");
   if (receive.reserved != 0) fail(moeInvalidArgument, "receive.reserved = ", receive.reserved, ", but it must be 0");
   plan->views = receive.rows == nullptr;
   if (!plan->views) {
-    takeOutputRows(comm, receive, plan);
+    takeOutputRows(comm, receive, knownEmpty, plan);
   } else if (shape.layout != moeLayoutRank) {
     fail(moeInvalidArgument, "receive.rows is NULL, which asks for views, but config.layout is ",
          layoutName(shape.layout), "; only moeLayoutRank has views");
@@ -163,8 +160,8 @@ DispatchArgs planDispatch(const Comm& comm, const moeDispatchArgs_t& args, const
   bool reuse = args.flags & MOE_REUSE_ROUTING;
   plan.phases = half ? kPhaseSend : kPhaseBoth;
   plan.numTokens = args.numTokens;
-  // In a repeated dispatch the ids are in the handle. Without any entries there is nothing to read, but the pointer still
-  // says that the routing is new.
+  // In a repeated dispatch the ids are in the handle. Without any entries there is nothing to read, but the pointer
+  // still says that the routing is new.
   static const int64_t kNoIds = 0;
   plan.topk = reuse ? comm.config().maxTopk : args.topk;
   plan.wideIds = args.idType == moeInt64;
@@ -173,7 +170,7 @@ DispatchArgs planDispatch(const Comm& comm, const moeDispatchArgs_t& args, const
   takeInputs(comm, args, &plan);
   if (!half) {
     if (!args.receive) fail(moeInvalidArgument, "args.receive is NULL; pass where to receive, or MOE_SEND_HALF");
-    takeOutputs(comm, takeStruct(args.receive, "args.receive", moeReceive_t MOE_RECEIVE_INIT), &plan);
+    takeOutputs(comm, takeStruct(args.receive, "args.receive", moeReceive_t MOE_RECEIVE_INIT), false, &plan);
   }
   return plan;
 }
@@ -198,8 +195,8 @@ void checkOverflow(Comm& comm, moeHandle* handle) {
        " were delivered. The dispatch is complete and its handle may be combined; the rows left out count as zero");
 }
 
-// A dispatch writes where the one `buffers` before it was received, so that one must have been waited for. All ranks make
-// the same calls, so all see this, and none needs to be told.
+// A dispatch writes where the one `buffers` before it was received, so that one must have been waited for. All ranks
+// make the same calls, so all see this, and none needs to be told.
 void checkInFlight(const Comm& comm) {
   auto buffers = static_cast<uint64_t>(comm.config().buffers);
   uint64_t next = comm.dispatchesSent + 1;
@@ -238,6 +235,7 @@ void dispatch(Comm& comm, const OrError<moeDispatchArgs_t>& givenArgs, const OrE
     throw;
   }
   handle->state = HandleState::kEmpty;
+  handle->knownEmpty = false;
   Outcome outcome = comm.backend().dispatch(plan, stream);
   ++comm.dispatchesSent;
   comm.settle(outcome, "dispatch");
@@ -261,7 +259,7 @@ void wait(Comm& comm, moeHandle* handle, const moeReceive_t& receive, void* stre
   DispatchArgs plan{};
   plan.common = comm.commonArgs(handle->memory);
   plan.phases = kPhaseReceive;
-  takeOutputs(comm, receive, &plan);
+  takeOutputs(comm, receive, handle->knownEmpty, &plan);
   handle->state = HandleState::kEmpty;
   std::erase(comm.pendingHalves, handle->epoch);
   Outcome outcome = comm.backend().dispatch(plan, stream);
@@ -282,7 +280,9 @@ moeSizes_t getSizes(Comm& comm, moeHandle* handle, void* stream) {
     plan.capacity = INT64_MAX;
     comm.settle(comm.backend().count(plan, stream), "dispatch");
   }
-  return comm.backend().readHandle(handle->memory + comm.layout().handle.head).sizes;
+  moeSizes_t sizes = comm.backend().readHandle(handle->memory + comm.layout().handle.head).sizes;
+  handle->knownEmpty = sizes.requiredRows == 0;
+  return sizes;
 }
 
 bool viewsStand(const Comm& comm, const moeHandle& handle) {

@@ -15,8 +15,8 @@
 
 namespace moe {
 
-// Tokens whose completion is signalled together. Small enough that a receiver starts early, large enough that signals do
-// not matter.
+// Tokens whose completion is signalled together. Small enough that a receiver starts early, large enough that signals
+// do not matter.
 constexpr int64_t kChunkTokens = 64;
 // Contiguous rows that one warp handles as a unit; a divisor of kChunkTokens.
 constexpr int64_t kRunRows = 4;
@@ -70,8 +70,8 @@ struct Shape {
   MOE_HD int64_t bins() const { return nranks + (expertLayout() ? experts.experts : 0); }
 };
 
-// What the Router keeps of one chunk while it routes it: ids and owners (int32[kChunkTokens][topk]), the next slot or index
-// of each bin (int32[bins]), and flags (uint8[kChunkTokens][topk]).
+// What the Router keeps of one chunk while it routes it: ids and owners (int32[kChunkTokens][topk]), the next slot or
+// index of each bin (int32[bins]), and flags (uint8[kChunkTokens][topk]).
 MOE_HD inline int64_t routingBytes(const Shape& shape) { return 9 * kChunkTokens * shape.topk + 4 * shape.bins(); }
 
 // A record: one token's data on the wire for one rank. The payload rows, each on a 16-byte boundary, then the head.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The direct path's combine. The expert's rank adds a token's local rows and writes one partial row into the token's own
-// slot at its source: the address came with the token. The source adds the partial rows of each token.
+// The direct path's combine. The expert's rank adds a token's local rows and writes one partial row into the token's
+// own slot at its source: the address came with the token. The source adds the partial rows of each token.
 #pragma once
 
 #include "device/direct_receive.h"

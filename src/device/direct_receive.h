@@ -176,8 +176,8 @@ class Arrivals {
   int64_t* offsets_;  // expert layouts: [local expert + 1] first rows
 };
 
-// Which rows of which source a warp takes as its i-th ones: chunk by chunk, sources in turn, so that every source's link
-// is in use.
+// Which rows of which source a warp takes as its i-th ones: chunk by chunk, sources in turn, so that every source's
+// link is in use.
 class SourceRuns {
  public:
   MOE_HD SourceRuns(const Shape& shape, int64_t warp, int64_t warps) : shape_(shape), warp_(warp), warps_(warps) {}
@@ -301,8 +301,8 @@ class PlaceJob {
 
   MOE_HD bool isLocal(int32_t id) const { return id >= firstExpert_ && id < firstExpert_ + arrivals_.local(); }
 
-  // Takes a record's routing into the item, the handle and the caller's arrays; lanes take entries. False if it breaks a
-  // rule. *carries: this lane has a row to store.
+  // Takes a record's routing into the item, the handle and the caller's arrays; lanes take entries. False if it breaks
+  // a rule. *carries: this lane has a row to store.
   MOE_HD bool noteRecord(X& x, Item& item, const std::byte* record, int64_t slot, bool* carries) const {
     const auto head = *reinterpret_cast<const RecordHead*>(record + layout_.record.head);
     const auto* ids = reinterpret_cast<const int32_t*>(record + layout_.record.ids);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The direct path, sending half of dispatch: route, tell the counts, send the rows.
 //
-// Slots come from counting, not from atomics, so rows arrive in token order: chunk c's first slot at a rank is the sum of
-// that rank's counts over all earlier chunks. Blocks count their own chunks, publish the histograms, and add up what
+// Slots come from counting, not from atomics, so rows arrive in token order: chunk c's first slot at a rank is the sum
+// of that rank's counts over all earlier chunks. Blocks count their own chunks, publish the histograms, and add up what
 // they need of the others'. A block waits only for chunks of blocks with a lower number, so any number of resident
 // blocks makes progress.
 #pragma once
