@@ -49,18 +49,29 @@ ExitGate& exitGate() {
   return once;
 }
 
-std::shared_lock<std::shared_mutex> enterGate() {
-  ExitGate& gate = exitGate();
-  std::shared_lock lock(gate.mutex, std::defer_lock);
-  if (!gate.closed.load()) lock.lock();
-  if (gate.closed.load()) fail(moeAborted, "the process is exiting");
-  return lock;
-}
+thread_local bool outlivesExit = false;
+
+// Around every call into OpenSSL.
+class InsideGate {
+ public:
+  InsideGate() : lock_(exitGate().mutex, std::defer_lock) {
+    if (!exitGate().closed.load()) lock_.lock();
+    if (exitGate().closed.load()) fail(moeAborted, "the process is exiting");
+  }
+  ~InsideGate() {
+    if (outlivesExit) OPENSSL_thread_stop();
+  }
+  InsideGate(const InsideGate&) = delete;
+  InsideGate& operator=(const InsideGate&) = delete;
+
+ private:
+  std::shared_lock<std::shared_mutex> lock_;
+};
 
 }  // namespace
 
 Digest hmacSha256(const Digest& key, std::string_view data) {
-  auto inside = enterGate();
+  InsideGate inside;
   Digest result;
   unsigned int length = 0;
   if (!HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), reinterpret_cast<const unsigned char*>(data.data()),
@@ -72,9 +83,11 @@ Digest hmacSha256(const Digest& key, std::string_view data) {
 }
 
 Digest sha256(std::string_view data) {
-  auto inside = enterGate();
+  InsideGate inside;
   return rawSha256(data);
 }
+
+void hashInThreadThatOutlivesExit() { outlivesExit = true; }
 
 bool equalSecrets(const Digest& a, const Digest& b) { return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }
 

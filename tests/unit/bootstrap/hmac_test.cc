@@ -50,6 +50,7 @@ TEST(Hmac, TellsSecretsApart) {
   static std::array<std::atomic<int>, 4> rounds{};
   for (std::atomic<int>& mine : rounds) {
     startBackgroundThread([&mine] {
+      hashInThreadThatOutlivesExit();
       for (;;) {
         hmacSha256(Digest{}, "data");
         ++mine;
