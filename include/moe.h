@@ -21,8 +21,8 @@
  *     moeCommInit* and moeHandleInit allocates memory.
  *  6. Collectives. moeDispatch and moeCombine must be called by all ranks of a communicator in the same order. A rank
  *     without tokens takes part with numTokens = 0, and its pointers may then be NULL.
- *  7. Threads. One thread at a time may use a communicator and its handles; moeCommAbort and moeCommGetAsyncError may be
- *     called from any thread at any time. Different communicators are independent.
+ *  7. Threads. One thread at a time may use a communicator and its handles; moeCommAbort and moeCommGetAsyncError may
+ *     be called from any thread at any time. Different communicators are independent.
  *  8. Waits. No call waits longer than moeConfig_t.timeoutMs for another rank. A failed wait, a lost rank or an abort
  *     breaks the communicator: later calls fail at once, and moeCommDestroy is all that is left to do. A refused call
  *     (bad argument, too many tokens) breaks nothing: it fails on every rank, and the next call works.
@@ -62,16 +62,16 @@ typedef enum moeResult {
   moeMismatch = 3,        /* ranks disagree: configs at init, handles in combine */
   moeSystemError = 4,     /* the operating system refused something; the text has errno */
   moeOutOfMemory = 5,
-  moeUnsupported = 6,     /* legal, but not by this build or on this machine */
-  moeInternalError = 7,   /* a fault of moecl */
-  moeTimeout = 8,         /* a rank did not do its part in time; the text says which, and what was awaited */
-  moeAborted = 9,         /* moeCommAbort was called here */
-  moeRankLost = 10,       /* a rank died, aborted or left; see moeCommGetDead */
-  moePeerRefused = 11,    /* another rank refused its part of this call; the text names it */
-  moeTooManyInFlight = 12,/* more unfinished send halves than moeConfig_t.buffers */
-  moeOverflow = 13,       /* more rows arrived than the output holds, and overflowIsError was set */
-  moeInProgress = 14,     /* a non-blocking init has not finished */
-  moeDeviceError = 15,    /* the CUDA driver or runtime reported an error */
+  moeUnsupported = 6,      /* legal, but not by this build or on this machine */
+  moeInternalError = 7,    /* a fault of moecl */
+  moeTimeout = 8,          /* a rank did not do its part in time; the text says which, and what was awaited */
+  moeAborted = 9,          /* moeCommAbort was called here */
+  moeRankLost = 10,        /* a rank died, aborted or left; see moeCommGetDead */
+  moePeerRefused = 11,     /* another rank refused its part of this call; the text names it */
+  moeTooManyInFlight = 12, /* more unfinished send halves than moeConfig_t.buffers */
+  moeOverflow = 13,        /* more rows arrived than the output holds, and overflowIsError was set */
+  moeInProgress = 14,      /* a non-blocking init has not finished */
+  moeDeviceError = 15,     /* the CUDA driver or runtime reported an error */
   moeNumResults = 16
 } moeResult_t;
 
@@ -140,28 +140,29 @@ typedef struct moeUniqueId {
 /* What a communicator is made for. Must be equal on all ranks, except for the fields marked (local). A 0 in a field
  * with a default means that default. */
 typedef struct moeConfig {
-  size_t size;                /* sizeof(moeConfig_t), set by the initializer */
-  int64_t maxTokensPerRank;   /* bound on numTokens of any rank and call; at least 1; required */
-  int64_t hidden;             /* elements in a token's row; at least 1; required */
-  int64_t numExperts;         /* experts of all ranks together; required. Need not divide by nranks: the first
-                                 numExperts % nranks ranks own one more; ranks may own none */
-  int32_t maxTopk;            /* bound on topk of any call, 1 .. MOE_MAX_TOPK; required */
-  int32_t dtype;              /* moeDataType_t of tokens in dispatch; default moeBfloat16 */
-  int32_t combineDtype;       /* moeDataType_t of rows and result in combine; default moeBfloat16; not fp8 */
-  int32_t layout;             /* moeLayout_t; default moeLayoutRank */
-  int64_t expertAlign;        /* moeLayoutExpert: rows to which each expert's start is rounded up; default 1 */
-  int64_t capacity;           /* moeLayoutExpertPadded: rows per expert; default nranks * maxTokensPerRank */
-  int32_t numSideRows;        /* payloads beside the tokens, 0 .. MOE_MAX_SIDE_ROWS */
-  int32_t buffers;            /* dispatches that may be under way at once, 2 .. 8; default 2 */
-  int64_t sideRowBytes[MOE_MAX_SIDE_ROWS]; /* bytes of one row of each side payload */
-  int32_t path;               /* moePath_t; default moePathAuto */
-  int32_t backend;            /* moeBackend_t; default moeBackendAuto */
-  int32_t numSms;             /* (local) CUDA: most SMs an operation may use; default chosen by the path */
-  int32_t timeoutMs;          /* (local) longest wait for another rank; default 10000 */
-  int32_t nonBlocking;        /* (local) 1: moeCommInit* return at once; poll moeCommGetAsyncError for moeInProgress */
-  int32_t overflowIsError;    /* (local) 1: a call with more rows than fit returns moeOverflow (see moeSizes_t) */
-  int32_t localIds;           /* (local) 1: received ids count from 0 at this rank's first expert; 0: global ids */
-  int32_t device;             /* (local) CUDA device; -1: the current one */
+  size_t size;              /* sizeof(moeConfig_t), set by the initializer */
+  int64_t maxTokensPerRank; /* bound on numTokens of any rank and call; at least 1; required */
+  int64_t hidden;           /* elements in a token's row; at least 1; required */
+  int64_t numExperts;       /* experts of all ranks together; required. Need not divide by nranks: the first
+                               numExperts % nranks ranks own one more; ranks may own none */
+  int32_t maxTopk;          /* bound on topk of any call, 1 .. MOE_MAX_TOPK; required */
+  int32_t dtype;            /* moeDataType_t of tokens in dispatch; default moeBfloat16 */
+  int32_t combineDtype;     /* moeDataType_t of rows and result in combine; default moeBfloat16; not fp8 */
+  int32_t layout;           /* moeLayout_t; default moeLayoutRank */
+  int64_t expertAlign;      /* moeLayoutExpert: rows to which each expert's start is rounded up; default 1 */
+  int64_t capacity;         /* moeLayoutExpertPadded: rows per expert; default nranks * maxTokensPerRank */
+  int32_t numSideRows;      /* payloads beside the tokens, 0 .. MOE_MAX_SIDE_ROWS */
+  int32_t buffers;          /* dispatches that may be under way at once, 2 .. 8; default 2 */
+  /* Bytes of one row of each side payload. */
+  int64_t sideRowBytes[MOE_MAX_SIDE_ROWS];
+  int32_t path;            /* moePath_t; default moePathAuto */
+  int32_t backend;         /* moeBackend_t; default moeBackendAuto */
+  int32_t numSms;          /* (local) CUDA: most SMs an operation may use; default chosen by the path */
+  int32_t timeoutMs;       /* (local) longest wait for another rank; default 10000 */
+  int32_t nonBlocking;     /* (local) 1: moeCommInit* return at once; poll moeCommGetAsyncError for moeInProgress */
+  int32_t overflowIsError; /* (local) 1: a call with more rows than fit returns moeOverflow (see moeSizes_t) */
+  int32_t localIds;        /* (local) 1: received ids count from 0 at this rank's first expert; 0: global ids */
+  int32_t device;          /* (local) CUDA device; -1: the current one */
 } moeConfig_t;
 
 #define MOE_CONFIG_INIT                                                                                              \
@@ -175,38 +176,42 @@ typedef struct moeInfo {
   size_t size; /* sizeof(moeInfo_t) */
   int32_t rank;
   int32_t nranks;
-  int32_t nodes;        /* groups of ranks that can map each other's windows */
-  int32_t path;         /* the moePath_t chosen */
-  int32_t backend;      /* the moeBackend_t chosen */
-  int32_t localExperts; /* experts this rank owns */
-  int64_t firstExpert;  /* the lowest of them */
-  int64_t rowCapacity;  /* rows of an output that holds the worst case in the configured layout; for
-                           moeLayoutExpertPadded localExperts * capacity */
-  int64_t recordBytes;  /* one token on the wire in dispatch: rows, routing, padding */
-  int64_t combineBytes; /* one row on the wire in combine */
-  uint64_t windowBytes; /* the registered window of this rank */
+  int32_t nodes;           /* groups of ranks that can map each other's windows */
+  int32_t path;            /* the moePath_t chosen */
+  int32_t backend;         /* the moeBackend_t chosen */
+  int32_t localExperts;    /* experts this rank owns */
+  int64_t firstExpert;     /* the lowest of them */
+  int64_t rowCapacity;     /* rows of an output that holds the worst case in the configured layout; for
+                              moeLayoutExpertPadded localExperts * capacity */
+  int64_t recordBytes;     /* one token on the wire in dispatch: rows, routing, padding */
+  int64_t combineBytes;    /* one row on the wire in combine */
+  uint64_t windowBytes;    /* the registered window of this rank */
   uint64_t workspaceBytes; /* private device memory of this rank */
-  uint64_t handleBytes; /* device memory for one handle */
-  char transport[32];   /* what carries rows to other ranks: "shm", "local" (one process), ... */
+  uint64_t handleBytes;    /* device memory for one handle */
+  char transport[32];      /* what carries rows to other ranks: "shm", "local" (one process), ... */
 } moeInfo_t;
 
-#define MOE_INFO_INIT {sizeof(moeInfo_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}}
+#define MOE_INFO_INIT                                               \
+  {                                                                 \
+    sizeof(moeInfo_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, { 0 } \
+  }
 
 /* Totals of one rank since init. "Bytes" are bytes written into windows, padding included. */
 typedef struct moeStats {
   size_t size; /* sizeof(moeStats_t) */
   uint64_t dispatches;
   uint64_t combines;
-  uint64_t tokens;        /* tokens this rank has dispatched */
-  uint64_t selfRows;      /* dispatch rows to this rank itself */
-  uint64_t mappedRows;    /* dispatch rows to other ranks through a mapping */
-  uint64_t selfBytes;     /* dispatch and combine */
-  uint64_t mappedBytes;   /* dispatch and combine */
-  uint64_t combineRows;   /* partial rows this rank has sent back */
-  double copiesPerToken;  /* (selfRows + mappedRows) / tokens; 0 without tokens */
+  uint64_t tokens;       /* tokens this rank has dispatched */
+  uint64_t selfRows;     /* dispatch rows to this rank itself */
+  uint64_t mappedRows;   /* dispatch rows to other ranks through a mapping */
+  uint64_t selfBytes;    /* dispatch and combine */
+  uint64_t mappedBytes;  /* dispatch and combine */
+  uint64_t combineRows;  /* partial rows this rank has sent back */
+  double copiesPerToken; /* (selfRows + mappedRows) / tokens; 0 without tokens */
 } moeStats_t;
 
-#define MOE_STATS_INIT {sizeof(moeStats_t), 0, 0, 0, 0, 0, 0, 0, 0, 0.0}
+#define MOE_STATS_INIT \
+  { sizeof(moeStats_t), 0, 0, 0, 0, 0, 0, 0, 0, 0.0 }
 
 /* Makes an id for a new communicator and starts to listen for its ranks in this process, which must live until all
  * ranks have joined. Ranks that do not come within the timeout of their init are reported by those that did. */
@@ -231,7 +236,8 @@ typedef struct moeBootstrap {
   int (*allGather)(void* context, const void* send, void* receive, size_t bytes);
 } moeBootstrap_t;
 
-#define MOE_BOOTSTRAP_INIT {sizeof(moeBootstrap_t), NULL, NULL}
+#define MOE_BOOTSTRAP_INIT \
+  { sizeof(moeBootstrap_t), NULL, NULL }
 
 /* As moeCommInit, meeting through the caller's all-gather. `bootstrap` is copied; its context must live until the init
  * has finished. */
@@ -241,10 +247,10 @@ MOE_API moeResult_t moeCommInitCallbacks(moeComm_t* comm, int nranks, int rank, 
 /* Makes all `nranks` ranks of a communicator in this process: comms[r] is rank r. `configs` is one config for all. */
 MOE_API moeResult_t moeCommInitAll(moeComm_t* comms, int nranks, const moeConfig_t* config);
 
-/* Between moeGroupStart and moeGroupEnd, moeCommInit*, moeDispatch, moeWait and moeCombine only note their arguments and
- * return moeSuccess; moeGroupEnd runs them, concurrently across communicators and in order within one, and returns the
- * first failure. So one thread can drive several ranks. Argument structs are copied, what they point to is not. Groups
- * nest; they are per thread. */
+/* Between moeGroupStart and moeGroupEnd, moeCommInit*, moeDispatch, moeWait and moeCombine only note their arguments
+ * and return moeSuccess; moeGroupEnd runs them, concurrently across communicators and in order within one, and returns
+ * the first failure. So one thread can drive several ranks. Argument structs are copied, what they point to is not.
+ * Groups nest; they are per thread. */
 MOE_API moeResult_t moeGroupStart(void);
 MOE_API moeResult_t moeGroupEnd(void);
 
@@ -273,8 +279,8 @@ MOE_API moeResult_t moeCommGetDead(moeComm_t comm, int32_t* lost);
 /* ---------------------------------------------------------------- handles */
 
 /* A handle holds the routing of one dispatch: for its combine, for a repeated dispatch and for the backward pass. Its
- * state lies in device memory that the caller owns, of moeInfo_t.handleBytes bytes aligned to 256, which must stay valid
- * until moeHandleDestroy. A new dispatch with the same handle overwrites it. */
+ * state lies in device memory that the caller owns, of moeInfo_t.handleBytes bytes aligned to 256, which must stay
+ * valid until moeHandleDestroy. A new dispatch with the same handle overwrites it. */
 MOE_API moeResult_t moeHandleBytes(moeComm_t comm, size_t* bytes);
 MOE_API moeResult_t moeHandleInit(moeComm_t comm, void* memory, size_t bytes, moeHandle_t* handle);
 /* NULL is legal and does nothing. Destroy a communicator's handles before the communicator. */
@@ -296,13 +302,14 @@ typedef struct moeSizes {
   int64_t rows;         /* rows delivered into the output, alignment gaps not counted */
   int64_t requiredRows; /* row capacity that would have held everything, alignment gaps included (expert-padded: rows
                            per expert) */
-  int64_t overflow;     /* 1 if rows were left out because requiredRows > capacity. They are lost for this call and count
-                           as zero in its combine */
+  int64_t overflow;     /* 1 if rows were left out because requiredRows > capacity. They are lost for this call and
+                           count as zero in its combine */
   int64_t copies;       /* records received: one per (token, rank) */
 } moeSizes_t;
 
-/* Where a dispatch puts what it receives. Everything is device memory; every pointer but `rows` may be NULL. R = nranks,
- * L = local experts, K = maxTopk, C = rows in the output: capacity, or L * capacity for moeLayoutExpertPadded. */
+/* Where a dispatch puts what it receives. Everything is device memory; every pointer but `rows` may be NULL.
+ * R = nranks, L = local experts, K = maxTopk, C = rows in the output: capacity, or L * capacity for
+ * moeLayoutExpertPadded. */
 typedef struct moeReceive {
   size_t size;            /* sizeof(moeReceive_t) */
   const moeRows_t* rows;  /* [1 + numSideRows] outputs, tokens first, then side rows in the order of the config. NULL
@@ -311,15 +318,15 @@ typedef struct moeReceive {
                              0: the worst case, moeInfo_t.rowCapacity. With views it must be 0 */
   int32_t idType;         /* moeIdType_t of `ids` */
   int32_t reserved;       /* 0 */
-  void* ids;              /* moeLayoutRank: [C][K] expert ids of each row; -1 where the id is not of this rank and in rows
-                             past the count */
+  void* ids;              /* moeLayoutRank: [C][K] expert ids of each row; -1 where the id is not of this rank and in
+                             rows past the count */
   float* weights;         /* moeLayoutRank: [C][K] beside ids. Expert layouts: [C], the row's weight; 0 in gaps */
   int32_t* sources;       /* [C][2] source rank and token index of each row; -1, -1 in gaps */
   int32_t* rowExperts;    /* expert layouts: [C] local expert of each row; -1 in gaps */
-  int32_t* rankCounts;    /* [R] records received from each rank */
+  int32_t* rankCounts;    /* [R] records received from each rank; moeLayoutRank: that the output holds */
   int64_t* rankOffsets;   /* [R] moeLayoutRank: first row of each source rank */
-  int32_t* expertCounts;  /* [L] rows received for each local expert */
-  int64_t* expertOffsets; /* [L + 1] expert layouts: first row of each local expert; the last is the end */
+  int32_t* expertCounts;  /* expert layouts: [L] rows of each local expert that the output holds */
+  int64_t* expertOffsets; /* expert layouts: [L + 1] first row of each local expert; the last is the end */
   moeSizes_t* sizes;      /* one struct */
 } moeReceive_t;
 
@@ -343,12 +350,14 @@ typedef struct moeDispatchArgs {
   const moeReceive_t* receive;
 } moeDispatchArgs_t;
 
-#define MOE_DISPATCH_ARGS_INIT {sizeof(moeDispatchArgs_t), 0, 0, moeInt64, NULL, NULL, NULL, 0, 0, NULL}
+#define MOE_DISPATCH_ARGS_INIT \
+  { sizeof(moeDispatchArgs_t), 0, 0, moeInt64, NULL, NULL, NULL, 0, 0, NULL }
 
 /* Sends each token once to every rank that owns one of its experts, and receives the tokens sent here. Collective. */
 MOE_API moeResult_t moeDispatch(moeComm_t comm, const moeDispatchArgs_t* args, moeHandle_t handle, void* stream);
 
-/* Completes a dispatch that was started with MOE_SEND_HALF. Halves complete in the order in which they were started. */
+/* Completes a dispatch that was started with MOE_SEND_HALF. Halves may be completed in any order; a dispatch returns
+ * moeTooManyInFlight if the one `buffers` before it is still a half. */
 MOE_API moeResult_t moeWait(moeComm_t comm, moeHandle_t handle, const moeReceive_t* receive, void* stream);
 
 /* Waits on the host until the counts of the handle's dispatch are known, and gives them. After a send half this is how
@@ -368,17 +377,18 @@ MOE_API moeResult_t moeGetViews(moeComm_t comm, moeHandle_t handle, moeRows_t* v
 #define MOE_APPLY_WEIGHTS 1 /* expert layouts: multiply each row by its routing weight; else a plain sum */
 
 typedef struct moeCombineArgs {
-  size_t size;        /* sizeof(moeCombineArgs_t) */
-  const void* rows;   /* expert outputs in combineDtype, [C][hidden], in the row order that the dispatch gave. NULL after
-                         views: they lie in the view of the tokens */
-  int64_t rowStride;  /* bytes; 0: hidden * element size */
-  void* output;       /* [numTokens of the dispatch][hidden] in combineDtype; may be NULL when that is 0 */
+  size_t size;          /* sizeof(moeCombineArgs_t) */
+  const void* rows;     /* expert outputs in combineDtype, [C][hidden], in the row order that the dispatch gave. NULL
+                           after views: they lie in the view of the tokens */
+  int64_t rowStride;    /* bytes; 0: hidden * element size */
+  void* output;         /* [numTokens of the dispatch][hidden] in combineDtype; may be NULL when that is 0 */
   int64_t outputStride; /* bytes; 0: hidden * element size */
   int32_t flags;
-  int32_t reserved;   /* 0 */
+  int32_t reserved; /* 0 */
 } moeCombineArgs_t;
 
-#define MOE_COMBINE_ARGS_INIT {sizeof(moeCombineArgs_t), NULL, 0, NULL, 0, 0, 0}
+#define MOE_COMBINE_ARGS_INIT \
+  { sizeof(moeCombineArgs_t), NULL, 0, NULL, 0, 0, 0 }
 
 /* Sends expert outputs back to the tokens' ranks and adds them: output[t] = sum over t's experts of weight * row. The
  * rows of one rank are summed there in fp32 in the order of the token's ids and rounded once to combineDtype; these

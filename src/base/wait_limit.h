@@ -21,6 +21,11 @@ class WaitLimit {
     }
   }
   bool passed() const { return deadline_.passed(); }
+  int millisecondsLeft() const { return deadline_.millisecondsLeft(); }
+  // A part of this wait: ends after `span`, or with the whole if that is sooner.
+  WaitLimit within(std::chrono::milliseconds span) const {
+    return WaitLimit(Deadline::in(std::min(span, std::chrono::milliseconds(millisecondsLeft()))), aborted_);
+  }
   // The longest that one poll(2) may sleep, so that aborts are seen in time.
   int pollMilliseconds() const { return std::min(deadline_.millisecondsLeft(), 20); }
 

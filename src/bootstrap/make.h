@@ -2,6 +2,7 @@
 // The ways in which ranks can meet.
 #pragma once
 
+#include <chrono>
 #include <memory>
 #include <vector>
 

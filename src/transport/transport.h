@@ -76,8 +76,8 @@ class Transport {
   // Allocates this rank's window, zeroed. Throws moeOutOfMemory or moeSystemError.
   virtual Region allocate(size_t bytes) = 0;
 
-  // Collective over `bootstrap`: shows `window` to all ranks and maps theirs. result[r] is rank r's; a rank that cannot be
-  // reached comes back as Reach::kNone with its reason, on this rank alone. Starts to watch the peers: from here on
+  // Collective over `bootstrap`: shows `window` to all ranks and maps theirs. result[r] is rank r's; a rank that cannot
+  // be reached comes back as Reach::kNone with its reason, on this rank alone. Starts to watch the peers: from here on
   // their departures appear in the PeerStates given at construction.
   virtual std::vector<Peer> connect(const Region& window, Bootstrap& bootstrap, const WaitLimit& limit) = 0;
 

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+# Tests, found by folder. Labels say of which kind a test is; a name that ends in _long adds the label long, which
+# `make test` leaves out.
+find_package(GTest REQUIRED)
+include(GoogleTest)
+
+set(tests ${PROJECT_SOURCE_DIR}/tests)
+# Sanitizers make everything slower, the limits too.
+set(seconds_factor 1)
+if(MOE_SANITIZE)
+  set(seconds_factor 5)
+endif()
+math(EXPR seconds_short "60 * ${seconds_factor}")
+math(EXPR seconds_long "600 * ${seconds_factor}")
+
+# One ctest entry per test case: each gets a process and a time limit of its own.
+function(moe_discover target label)
+  gtest_discover_tests(${target} TEST_PREFIX ${label}. TEST_LIST ${target}_short TEST_FILTER "-*_long:*_long/*"
+    DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS ${label} TIMEOUT ${seconds_short})
+  gtest_discover_tests(${target} TEST_PREFIX ${label}. TEST_LIST ${target}_long TEST_FILTER "*_long:*_long/*"
+    DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS long TIMEOUT ${seconds_long})
+endfunction()
+
+# A test that is a program or a script of its own.
+function(moe_add_test name label)
+  add_test(NAME ${label}.${name} COMMAND ${ARGN})
+  set_tests_properties(${label}.${name} PROPERTIES LABELS ${label} TIMEOUT ${seconds_short} SKIP_RETURN_CODE 77
+    ENVIRONMENT "MOE_BIN=${PROJECT_BINARY_DIR}/bin;MOE_SOURCE=${PROJECT_SOURCE_DIR}")
+  if(name MATCHES "_long$")
+    set_tests_properties(${label}.${name} PROPERTIES LABELS long TIMEOUT ${seconds_long})
+  endif()
+endfunction()
+
+# Unit tests link the objects: they look inside.
+file(GLOB_RECURSE unit_sources CONFIGURE_DEPENDS ${tests}/unit/*.cc)
+if(unit_sources)
+  add_executable(moe_unit_tests ${unit_sources})
+  target_include_directories(moe_unit_tests PRIVATE ${tests})
+  target_link_libraries(moe_unit_tests PRIVATE moecl_objects GTest::gtest GTest::gtest_main)
+  moe_discover(moe_unit_tests unit)
+endif()
+
+# Conformance tests see what a user sees.
+file(GLOB_RECURSE conformance_sources CONFIGURE_DEPENDS ${tests}/conformance/*.cc)
+if(conformance_sources)
+  add_executable(moe_conformance ${conformance_sources})
+  target_include_directories(moe_conformance PRIVATE ${tests})
+  target_link_libraries(moe_conformance PRIVATE moecl GTest::gtest GTest::gtest_main)
+  moe_discover(moe_conformance conformance)
+endif()
+
+# The header is C99 and the library usable from C: every file is a program. Warnings are errors, MOE_WERROR or not.
+file(GLOB c_sources CONFIGURE_DEPENDS ${tests}/c/*.c ${PROJECT_SOURCE_DIR}/examples/*.c)
+foreach(source IN LISTS c_sources)
+  get_filename_component(name ${source} NAME_WE)
+  add_executable(${name} ${source})
+  target_compile_options(${name} PRIVATE -pedantic -Werror)
+  target_link_libraries(${name} PRIVATE moecl Threads::Threads ${CMAKE_DL_LIBS})
+  moe_add_test(${name} c ${name})
+endforeach()
+
+# Scripts drive the tools and check the tree. They measure time and start processes, so nothing runs beside them.
+file(GLOB scripts CONFIGURE_DEPENDS ${tests}/scripts/*.sh)
+foreach(script IN LISTS scripts)
+  get_filename_component(name ${script} NAME_WE)
+  moe_add_test(${name} script bash ${script})
+  set_tests_properties(script.${name} PROPERTIES RUN_SERIAL ON)
+endforeach()

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Marks functions that are compiled for the CPU and, under nvcc, for the GPU.
+#pragma once
+
+#if defined(__CUDACC__)
+#define MOE_HD __host__ __device__
+#else
+#define MOE_HD
+#endif
+
+#include <cstdint>
+
+namespace moe {
+
+MOE_HD inline int popcount(uint64_t word) {
+#if defined(__CUDA_ARCH__)
+  return __popcll(word);
+#else
+  return __builtin_popcountll(word);
+#endif
+}
+
+}  // namespace moe

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "combine.h"
+
+#include "config.h"
+#include "dispatch.h"
+
+namespace moe {
+namespace {
+
+int64_t checkStride(int64_t stride, int64_t rowBytes, const char* name) {
+  if (stride != 0 && stride < rowBytes) {
+    fail(moeInvalidArgument, name, " = ", stride, " is less than a row's ", rowBytes,
+         " bytes; pass 0 for rows that follow each other");
+  }
+  return stride != 0 ? stride : rowBytes;
+}
+
+void takeRows(const Comm& comm, const moeCombineArgs_t& args, const moeHandle& handle, int64_t arrived,
+              CombineArgs* plan) {
+  const Layout& layout = comm.layout();
+  plan->rows = {static_cast<const std::byte*>(args.rows),
+                checkStride(args.rowStride, layout.shape.combineRowBytes, "args.rowStride")};
+  if (args.rows || arrived == 0) return;
+  if (!viewsStand(comm, handle)) {
+    fail(moeInvalidArgument, "args.rows is NULL, but ", arrived, " rows were delivered to rank ", comm.rank(),
+         " and are not in views (receive.rows = NULL in a dispatch fewer than config.buffers = ",
+         comm.config().buffers, " dispatches ago that was not combined yet)");
+  }
+  if (layout.shape.combineRowBytes > layout.shape.payloadBytes[0]) {
+    fail(moeInvalidArgument, "args.rows is NULL, but a row of ", dataTypeName(comm.config().combineDtype),
+         " does not fit in place of a row of ", dataTypeName(comm.config().dtype), " in the view; pass rows");
+  }
+  plan->inPlace = 1;
+}
+
+CombineArgs planCombine(Comm& comm, const moeCombineArgs_t& args, const moeHandle* handle) {
+  const Layout& layout = comm.layout();
+  CombineArgs plan{};
+  plan.common = comm.commonArgs(handle->memory);
+  if (args.flags & ~MOE_APPLY_WEIGHTS) {
+    fail(moeInvalidArgument, "args.flags = ", args.flags, " has unknown bits; known: MOE_APPLY_WEIGHTS (1)");
+  }
+  plan.applyWeights = args.flags & MOE_APPLY_WEIGHTS;
+  if (plan.applyWeights && !layout.shape.expertLayout()) {
+    fail(moeInvalidArgument, "args.flags has MOE_APPLY_WEIGHTS, but in moeLayoutRank a row is already the weighted sum ",
+         "over its rank's experts; apply the weights when you make that sum");
+  }
+  HandleHead head = comm.backend().readHandle(handle->memory + layout.handle.head);
+  takeRows(comm, args, *handle, head.sizes.rows, &plan);
+  if (!args.output && handle->numTokens > 0) {
+    fail(moeInvalidArgument, "args.output is NULL, but the handle's dispatch had ", handle->numTokens, " tokens");
+  }
+  plan.output = {static_cast<std::byte*>(args.output),
+                 checkStride(args.outputStride, layout.shape.combineRowBytes, "args.outputStride")};
+  return plan;
+}
+
+// Takes part in a combine without rows, and says that this rank refuses it.
+void refuse(Comm& comm, moeResult_t code, void* stream) {
+  CombineArgs plan{};
+  plan.common = comm.commonArgs(nullptr);
+  plan.common.refusal = code;
+  Outcome outcome = comm.backend().combine(plan, stream);
+  if (!outcome.ok) comm.settle(outcome, "combine");
+}
+
+}  // namespace
+
+void combine(Comm& comm, const moeCombineArgs_t& args, moeHandle* handle, void* stream) {
+  comm.requireReady();
+  // A dispatch that failed has failed on every rank, so no rank's combine of it gets past here.
+  if (handle && handle->comm == &comm && handle->state != HandleState::kReceived) {
+    fail(moeInvalidUsage, "moeCombine: the handle has no completed dispatch",
+         handle->state == HandleState::kSent ? "; call moeWait first" : "");
+  }
+  CombineArgs plan{};
+  try {
+    checkHandle(comm, handle);
+    plan = planCombine(comm, args, handle);
+  } catch (const Error& error) {
+    refuse(comm, error.code(), stream);
+    throw;
+  }
+  Outcome outcome = comm.backend().combine(plan, stream);
+  handle->views = false;
+  comm.settle(outcome, "combine");
+}
+
+}  // namespace moe

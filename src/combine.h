@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// moeCombine: from the caller's arguments to one plain struct, and back to a result.
+#pragma once
+
+#include "comm.h"
+#include "handle.h"
+
+namespace moe {
+
+// Throws Error. A combine that this rank refuses is refused on all ranks before it throws.
+void combine(Comm& comm, const moeCombineArgs_t& args, moeHandle* handle, void* stream);
+
+}  // namespace moe

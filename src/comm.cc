@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "comm.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "base/log.h"
+#include "base/settings.h"
+#include "config.h"
+#include "device/host_backend.h"
+#include "transport/shm/shm_transport.h"
+
+namespace moe {
+namespace {
+
+constexpr auto kFallbackPatience = std::chrono::milliseconds(10000);
+// How long a wait that ends because a peer left looks out for the death that made it leave.
+constexpr auto kDeathGrace = std::chrono::milliseconds(50);
+
+// What a rank tells the others about its config. Fixed size, so that a rank of another version is recognized.
+struct Introduction {
+  int32_t version;
+  int32_t refusal;  // moeResult_t
+  moeConfig_t config;
+  char text[1024];  // of a refusal
+};
+
+const char* awaitedText(Awaited awaited) {
+  switch (awaited) {
+    case Awaited::kConsumed: return "to finish reading an earlier call's rows";
+    case Awaited::kHistogram: return "to count its tokens";
+    case Awaited::kCounts: return "to send its counts";
+    case Awaited::kRows: return "to send its rows";
+    case Awaited::kCombineHead: return "to begin its combine";
+    case Awaited::kCombineRows: return "to send its partial rows";
+    case Awaited::kValidCounts:
+    case Awaited::kNothing: break;
+  }
+  return "to do its part";
+}
+
+}  // namespace
+
+Comm::Comm(int nranks, int rank, Join join, const moeConfig_t* given)
+    : nranks_(nranks), rank_(rank), join_(std::move(join)), config_ MOE_CONFIG_INIT {
+  if (nranks < 1) fail(moeInvalidArgument, "nranks = ", nranks, ", but a communicator has at least 1 rank");
+  if (rank < 0 || rank >= nranks) {
+    fail(moeInvalidArgument, "rank = ", rank, ", but the ranks are 0 .. ", nranks - 1);
+  }
+  states_ = std::make_shared<PeerStates>(nranks);
+  config_.timeoutMs = static_cast<int32_t>(kFallbackPatience.count());
+  try {
+    config_ = completeConfig(given, nranks);
+    if (config_.backend == moeBackendCuda) {
+      fail(moeUnsupported, "config.backend = moeBackendCuda, but this build of moecl has no CUDA backend");
+    }
+    config_.backend = moeBackendHost;
+    nonBlocking_ = config_.nonBlocking != 0;
+    pendingHalves.reserve(static_cast<size_t>(config_.buffers));
+  } catch (const Error& error) {
+    refused_ = std::make_unique<Error>(error);
+  }
+}
+
+Comm::~Comm() {
+  aborted_.store(true, std::memory_order_release);
+  if (initThread_.joinable()) initThread_.join();
+}
+
+void Comm::start() {
+  if (!nonBlocking_) {
+    initialize();
+    state_.store(moeSuccess, std::memory_order_release);
+    return;
+  }
+  initThread_ = std::thread([this] {
+    moeResult_t result = moeSuccess;
+    std::string text;
+    try {
+      initialize();
+    } catch (const Error& error) {
+      result = error.code();
+      text = error.text();
+    } catch (const std::exception& error) {
+      result = moeInternalError;
+      text = error.what();
+    }
+    std::lock_guard lock(textMutex_);
+    text_ = text;
+    state_.store(result, std::memory_order_release);
+  });
+}
+
+void Comm::initialize() {
+  WaitLimit limit(Deadline::in(std::chrono::milliseconds(config_.timeoutMs)), &aborted_);
+  std::unique_ptr<Bootstrap> bootstrap = join_(limit);
+  join_ = nullptr;
+  agreeOnConfig(*bootstrap, limit);
+  const Settings& wanted = settings();
+  backend_ = makeHostBackend(wanted.hostBlocks, wanted.hostWarps, this);
+  layout_ = makeLayout(config_, nranks_, rank_, backend_->blocks());
+  workspace_ = backend_->allocate(static_cast<size_t>(layout_.workspace.bytes));
+  reachPeers(*bootstrap, limit);
+  log(LogLevel::kInfo, "rank ", rank_, " of ", nranks_, ": path direct, backend host, layout ",
+      layoutName(config_.layout), ", window ", layout_.window.bytes, " bytes, record ", layout_.record.stride,
+      " bytes");
+}
+
+void Comm::agreeOnConfig(Bootstrap& bootstrap, const WaitLimit& limit) {
+  Introduction mine{};
+  mine.version = MOE_VERSION;
+  mine.config = config_;
+  if (refused_) {
+    mine.refusal = refused_->code();
+    std::strncpy(mine.text, refused_->text().c_str(), sizeof(mine.text) - 1);
+  }
+  std::string bytes(reinterpret_cast<const char*>(&mine), sizeof(mine));
+  std::vector<std::string> all = bootstrap.allGather(bytes, limit);
+  if (refused_) throw *refused_;
+  std::vector<moeConfig_t> configs;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    Introduction theirs{};
+    std::memcpy(&theirs, all[rank].data(), std::min(all[rank].size(), sizeof(theirs)));
+    theirs.text[sizeof(theirs.text) - 1] = 0;
+    if (theirs.version != MOE_VERSION || all[rank].size() != sizeof(theirs)) {
+      fail(moeMismatch, "rank ", rank, " runs moecl version ", theirs.version, ", this rank ", rank_, " version ",
+           MOE_VERSION, "; all ranks must load the same library");
+    }
+    if (theirs.refusal != moeSuccess) {
+      fail(static_cast<moeResult_t>(theirs.refusal), "rank ", rank, " cannot take part: ", theirs.text);
+    }
+    configs.push_back(theirs.config);
+  }
+  compareConfigs(configs);
+}
+
+void Comm::reachPeers(Bootstrap& bootstrap, const WaitLimit& limit) {
+  transport_ = makeShmTransport(rank_, nranks_, states_);
+  std::string trouble;
+  moeResult_t code = moeSuccess;
+  // A rank that fails here tells the others, so that nobody waits for it.
+  try {
+    window_ = transport_->allocate(static_cast<size_t>(layout_.window.bytes));
+  } catch (const Error& error) {
+    code = error.code();
+    trouble = error.text();
+  }
+  auto verdict = [&] {
+    std::string mine = cat(static_cast<int>(code), ' ', trouble);
+    std::vector<std::string> all = bootstrap.allGather(mine, limit);
+    std::string text;
+    moeResult_t first = moeSuccess;
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      int value = std::atoi(all[rank].c_str());
+      if (value == moeSuccess) continue;
+      if (first == moeSuccess) first = static_cast<moeResult_t>(value);
+      text += cat(text.empty() ? "" : "; ", "rank ", rank, ": ", all[rank].substr(all[rank].find(' ') + 1));
+    }
+    if (first != moeSuccess) throw Error(first, text);
+  };
+  verdict();
+  peers_ = transport_->connect(window_, bootstrap, limit);
+  std::vector<std::byte*> windows;
+  for (int peer = 0; peer < nranks_; ++peer) {
+    const Peer& reached = peers_[static_cast<size_t>(peer)];
+    windows.push_back(reached.window);
+    if (reached.reach != Reach::kNone) continue;
+    code = moeUnsupported;
+    trouble += cat(trouble.empty() ? "" : ", ", "it cannot share memory with rank ", peer, " because ", reached.reason);
+  }
+  verdict();
+  windows_ = backend_->publish(windows);
+}
+
+void Comm::requireReady() {
+  moeResult_t now = state_.load(std::memory_order_acquire);
+  if (now == moeInProgress) {
+    fail(moeInProgress, "the communicator's init has not finished; poll moeCommGetAsyncError until it is not "
+                        "moeInProgress");
+  }
+  if (now != moeSuccess) {
+    std::string text;
+    state(&text);
+    throw Error(now, text);
+  }
+  if (finalized_.load(std::memory_order_acquire)) {
+    fail(moeInvalidUsage, "the communicator was finalized; only moeCommDestroy may follow");
+  }
+  if (!states_->anyLost()) return;
+  Failure failure{};
+  failure.code = check(rank_, &failure.peer);
+  if (failure.code != moeSuccess) {
+    breakWith(static_cast<moeResult_t>(failure.code), describe(failure, "communicator"));
+  }
+}
+
+moeResult_t Comm::state(std::string* text) const {
+  moeResult_t now = state_.load(std::memory_order_acquire);
+  if (now != moeSuccess && now != moeInProgress) {
+    std::lock_guard lock(textMutex_);
+    *text = text_;
+  }
+  if (now == moeSuccess && states_->anyLost()) {
+    int culprit = rank_;
+    auto* self = const_cast<Comm*>(this);
+    if (int32_t code = self->check(rank_, &culprit); code != moeSuccess) {
+      Failure failure{};
+      failure.code = code;
+      failure.peer = culprit;
+      *text = describe(failure, "communicator");
+      return static_cast<moeResult_t>(code);
+    }
+  }
+  return now;
+}
+
+void Comm::abort() {
+  aborted_.store(true, std::memory_order_release);
+  {
+    std::lock_guard lock(textMutex_);
+    moeResult_t fine = moeSuccess;
+    if (state_.compare_exchange_strong(fine, moeAborted)) {
+      text_ = cat("rank ", rank_, ": moeCommAbort was called on this communicator");
+    }
+  }
+  if (state_.load(std::memory_order_acquire) != moeInProgress && transport_) transport_->announce(PeerState::kAborted);
+}
+
+void Comm::finalize() {
+  if (state_.load(std::memory_order_acquire) == moeInProgress) {
+    fail(moeInProgress, "the communicator's init has not finished; poll moeCommGetAsyncError before moeCommFinalize");
+  }
+  if (finalized_.exchange(true) || !transport_) return;
+  transport_->announce(aborted_.load(std::memory_order_acquire) ? PeerState::kAborted : PeerState::kLeft);
+}
+
+int32_t Comm::check(int peer, int* culprit) {
+  if (aborted_.load(std::memory_order_acquire)) {
+    *culprit = rank_;
+    return moeAborted;
+  }
+  bool left = states_->get(peer) != PeerState::kAlive;
+  if (!left && !states_->anyLost()) return moeSuccess;
+  // When a rank dies, others may fail and leave in turn; the one to name is the dead one.
+  Deadline grace = Deadline::in(kDeathGrace);
+  int worst = peer;
+  while (true) {
+    for (int rank = 0; rank < nranks_; ++rank) {
+      if (states_->get(rank) > states_->get(worst)) worst = rank;
+    }
+    if (states_->get(worst) == PeerState::kDead || grace.passed()) break;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  *culprit = worst;
+  return moeRankLost;
+}
+
+std::string Comm::describe(const Failure& failure, const char* operation) const {
+  switch (failure.code) {
+    case moeAborted: return cat("rank ", rank_, ": moeCommAbort ended this ", operation);
+    case moeTimeout:
+      return cat("rank ", rank_, " waited ", config_.timeoutMs, " ms in its ", operation, " for rank ", failure.peer, " ",
+                 awaitedText(failure.awaited), " (expected epoch ", failure.expected, ", saw ", failure.seen,
+                 "); rank ", failure.peer,
+                 " has not made this call, is stopped, or is slower than config.timeoutMs allows");
+    case moeRankLost: {
+      PeerState state = states_->get(failure.peer);
+      const char* how = state == PeerState::kDead      ? " is lost: its process ended or its connection broke"
+                        : state == PeerState::kAborted ? " is lost: it aborted its communicator"
+                                                       : " has left: it finalized its communicator";
+      return cat("rank ", failure.peer, how, "; rank ", rank_, "'s ", operation,
+                 " cannot go on. Destroy this communicator and make one of the ranks that remain");
+    }
+    default:
+      return cat("rank ", failure.peer, " sent counts to rank ", rank_, " that break the protocol (", failure.expected,
+                 ", ", failure.seen, ") in its ", operation, "; its memory is corrupt or it runs another library");
+  }
+}
+
+void Comm::breakWith(moeResult_t code, const std::string& text) {
+  {
+    std::lock_guard lock(textMutex_);
+    moeResult_t fine = moeSuccess;
+    if (state_.compare_exchange_strong(fine, code)) text_ = text;
+  }
+  log(LogLevel::kInfo, text);
+  throw Error(code, text);
+}
+
+void Comm::settle(const Outcome& outcome, const char* operation) {
+  if (!outcome.ok) breakWith(static_cast<moeResult_t>(outcome.failure.code), describe(outcome.failure, operation));
+  const Refusal& refusal = outcome.refusal;
+  if (refusal.code == moeSuccess) return;
+  if (refusal.code == moeMismatch && refusal.seen != refusal.expected) {
+    fail(moeMismatch, "rank ", refusal.peer, " combines its dispatch number ", refusal.seen, ", rank ", rank_,
+         " its dispatch number ", refusal.expected, "; all ranks must combine the handles of the same dispatch");
+  }
+  fail(moePeerRefused, "rank ", refusal.peer, " refused its part of this ", operation, " (",
+       moeGetErrorString(static_cast<moeResult_t>(refusal.code)), "), so nothing was delivered; its own error says why");
+}
+
+CommonArgs Comm::commonArgs(std::byte* handle) const {
+  CommonArgs common{};
+  common.layout = layout_;
+  common.windows = windows_;
+  common.workspace = workspace_;
+  common.handle = handle;
+  return common;
+}
+
+std::vector<int32_t> Comm::lostRanks() const {
+  std::vector<int32_t> lost;
+  for (int rank = 0; rank < nranks_; ++rank) lost.push_back(states_->get(rank) >= PeerState::kAborted ? 1 : 0);
+  return lost;
+}
+
+moeInfo_t predictInfo(const moeConfig_t& config, const Layout& layout) {
+  const Shape& shape = layout.shape;
+  moeInfo_t info = MOE_INFO_INIT;
+  info.rank = shape.rank;
+  info.nranks = shape.nranks;
+  info.nodes = 1;
+  info.path = config.path;
+  info.backend = config.backend;
+  info.localExperts = shape.localExperts();
+  info.firstExpert = shape.experts.first(shape.rank);
+  info.rowCapacity = shape.rowCapacity;
+  info.recordBytes = layout.record.stride;
+  info.combineBytes = layout.window.rowStride;
+  info.windowBytes = static_cast<uint64_t>(layout.window.bytes);
+  info.workspaceBytes = static_cast<uint64_t>(layout.workspace.bytes);
+  info.handleBytes = static_cast<uint64_t>(layout.handle.bytes);
+  return info;
+}
+
+void Comm::getInfo(moeInfo_t* info) const {
+  *info = predictInfo(config_, layout_);
+  const char* name = "self";
+  for (const Peer& peer : peers_) {
+    if (peer.reach != Reach::kSelf) name = peer.transport;
+  }
+  std::strncpy(info->transport, name, sizeof(info->transport) - 1);
+}
+
+moeStats_t Comm::stats() {
+  Control control = backend_->readControl(workspace_ + layout_.workspace.control);
+  moeStats_t stats = MOE_STATS_INIT;
+  stats.dispatches = control.dispatchEpoch;
+  stats.combines = control.combineEpoch;
+  stats.tokens = control.tokens;
+  stats.selfRows = control.selfRows;
+  stats.mappedRows = control.mappedRows;
+  auto record = static_cast<uint64_t>(layout_.record.stride);
+  auto partial = static_cast<uint64_t>(layout_.window.rowStride);
+  stats.selfBytes = control.selfRows * record + control.selfCombineRows * partial;
+  stats.mappedBytes = control.mappedRows * record + control.mappedCombineRows * partial;
+  stats.combineRows = control.selfCombineRows + control.mappedCombineRows;
+  if (stats.tokens > 0) {
+    stats.copiesPerToken = static_cast<double>(stats.selfRows + stats.mappedRows) / static_cast<double>(stats.tokens);
+  }
+  return stats;
+}
+
+}  // namespace moe

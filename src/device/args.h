@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// The one argument of each operation: plain data, copied to the device as it is.
+#pragma once
+
+#include <cstddef>
+
+#include "device/failure.h"
+#include "layout.h"
+
+namespace moe {
+
+// Which halves of a dispatch to run.
+enum DispatchPhase : int32_t { kPhaseSend = 1, kPhaseReceive = 2, kPhaseBoth = 3 };
+
+// What every operation knows.
+struct CommonArgs {
+  Layout layout;
+  std::byte* const* windows;  // [nranks] every rank's window as this rank sees it
+  std::byte* workspace;
+  std::byte* handle;  // null in a refused call
+  int32_t blocks;
+  int32_t sendBlocks;     // blocks 0 .. sendBlocks-1 send
+  int32_t receiveBlocks;  // the last receiveBlocks blocks receive; a block may do both
+  int32_t refusal;        // moeResult_t with which this rank refuses its part of the call, else 0
+  Refusal* outcome;       // zero before the call; a refused call is reported here by the last block
+
+  MOE_HD std::byte* window() const { return windows[layout.shape.rank]; }
+  MOE_HD Control* control() const { return reinterpret_cast<Control*>(workspace + layout.workspace.control); }
+  MOE_HD HandleHead* handleHead() const { return reinterpret_cast<HandleHead*>(handle + layout.handle.head); }
+};
+
+struct RowsIn {
+  const std::byte* data;
+  int64_t stride;
+};
+
+struct RowsOut {
+  std::byte* data;
+  int64_t stride;
+};
+
+struct DispatchArgs {
+  CommonArgs common;
+  int32_t phases;
+  // Send half.
+  int64_t numTokens;
+  int32_t topk;
+  int32_t wideIds;   // 1: int64 ids
+  const void* ids;   // null: the handle's (a repeated dispatch)
+  const float* weights;
+  RowsIn inputs[kMaxPayloads];
+  // Receive half; see moeReceive_t.
+  int32_t views;
+  int32_t localIds;
+  int32_t wideOutIds;
+  int64_t capacity;  // rows of an output; expert-padded: rows per expert
+  RowsOut outputs[kMaxPayloads];
+  void* outIds;
+  float* outWeights;
+  int32_t* outSources;
+  int32_t* outRowExperts;
+  int32_t* outRankCounts;
+  int64_t* outRankOffsets;
+  int32_t* outExpertCounts;
+  int64_t* outExpertOffsets;
+  moeSizes_t* outSizes;
+};
+
+struct CombineArgs {
+  CommonArgs common;
+  int32_t applyWeights;
+  int32_t inPlace;  // rows lie in the views of the handle's dispatch
+  RowsIn rows;
+  RowsOut output;
+};
+
+}  // namespace moe

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a communicator's operations run.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "device/args.h"
+
+namespace moe {
+
+// How an operation ended, as far as it is known when the call returns.
+struct Outcome {
+  bool ok = true;     // false: `failure` says which wait did not end
+  Failure failure{};
+  Refusal refusal{};  // code != 0: a rank refused its part
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+
+  // Most blocks that an operation uses; the workspace has room for so many.
+  virtual int blocks() const = 0;
+  // Private device memory, zeroed. It lives as long as the backend.
+  virtual std::byte* allocate(size_t bytes) = 0;
+  // Copies the table of windows to where operations can read it.
+  virtual std::byte* const* publish(const std::vector<std::byte*>& windows) = 0;
+
+  // Each fills in blocks, sendBlocks, receiveBlocks and outcome of args.common.
+  virtual Outcome dispatch(DispatchArgs& args, void* stream) = 0;
+  virtual Outcome count(DispatchArgs& args, void* stream) = 0;  // the sizes of a dispatch whose send half is done
+  virtual Outcome combine(CombineArgs& args, void* stream) = 0;
+
+  // What the last block of the operations so far has written. Only while none is running.
+  virtual Control readControl(const std::byte* control) = 0;
+  virtual HandleHead readHandle(const std::byte* head) = 0;
+};
+
+}  // namespace moe

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// The direct path's dispatch: the operation as a whole.
+#pragma once
+
+#include "device/direct_receive.h"
+#include "device/direct_send.h"
+
+namespace moe {
+
+// Marks output rows first .. end-1 as empty. All threads of all receiving blocks share the rows.
+template <class X>
+MOE_HD void markEmpty(const X& x, const DispatchArgs& a, int64_t first, int64_t end) {
+  const Shape& shape = a.common.layout.shape;
+  int64_t block = x.block() - (a.common.blocks - a.common.receiveBlocks);
+  int64_t step = int64_t{a.common.receiveBlocks} * x.threads();
+  for (int64_t row = first + block * x.threads() + x.thread(); row < end; row += step) {
+    if (a.outSources) a.outSources[2 * row] = a.outSources[2 * row + 1] = -1;
+    if (a.outRowExperts) a.outRowExperts[row] = -1;
+    if (shape.expertLayout()) {
+      if (a.outWeights) a.outWeights[row] = 0;
+      continue;
+    }
+    for (int64_t at = row * shape.topk; at < (row + 1) * shape.topk; ++at) {
+      if (a.outIds && a.wideOutIds) static_cast<int64_t*>(a.outIds)[at] = -1;
+      if (a.outIds && !a.wideOutIds) static_cast<int32_t*>(a.outIds)[at] = -1;
+      if (a.outWeights) a.outWeights[at] = 0;
+    }
+  }
+}
+
+// Marks every output row that no record fills.
+template <class X>
+MOE_HD void markGaps(const X& x, const DispatchArgs& a, const Arrivals<X>& arrivals) {
+  if (!a.outIds && !a.outWeights && !a.outSources && !a.outRowExperts) return;
+  const Shape& shape = a.common.layout.shape;
+  if (!shape.expertLayout()) {
+    int64_t end = 0;
+    for (int source = 0; source < shape.nranks; ++source) {
+      end = arrivals.sourceRow(source, arrivals.deliveredFrom(source));
+      if (a.views) markEmpty(x, a, end, (source + 1) * shape.maxTokens);
+    }
+    if (!a.views) markEmpty(x, a, end, a.capacity);
+    return;
+  }
+  bool padded = shape.layout == moeLayoutExpertPadded;
+  for (int64_t expert = 0; expert < arrivals.local(); ++expert) {
+    int64_t first = arrivals.offsets()[expert] + arrivals.delivered(expert);
+    int64_t end = arrivals.offsets()[expert + 1];
+    markEmpty(x, a, first, padded ? end : smaller(end, a.capacity));
+  }
+  if (!padded) markEmpty(x, a, arrivals.offsets()[arrivals.local()], a.capacity);
+}
+
+// Writes the small outputs, and into the handle what combine needs to know. All threads of one block.
+template <class X>
+MOE_HD void writeCounts(const X& x, const DispatchArgs& a, const Arrivals<X>& arrivals) {
+  const Shape& shape = a.common.layout.shape;
+  HandleView handle(a.common);
+  for (int source = x.thread(); source < shape.nranks; source += x.threads()) {
+    *handle.sourceRows(source) = arrivals.counts(source).rows;
+    *handle.sourceChunks(source) = arrivals.counts(source).chunks;
+    *handle.sourceFirst(source) = shape.expertLayout() ? 0 : arrivals.sourceRow(source, 0);
+    int64_t valid = shape.expertLayout() ? arrivals.counts(source).rows : arrivals.deliveredFrom(source);
+    if (a.outRankCounts) a.outRankCounts[source] = static_cast<int32_t>(valid);
+    if (a.outRankOffsets && !shape.expertLayout()) a.outRankOffsets[source] = arrivals.sourceRow(source, 0);
+  }
+  for (int64_t at = x.thread(); at < shape.nranks * shape.chunks; at += x.threads()) {
+    auto source = static_cast<int>(at / shape.chunks);
+    int64_t chunk = at % shape.chunks;
+    if (chunk < arrivals.counts(source).chunks) {
+      handle.chunkEnds(source)[chunk] = arrivals.window().chunkEnds(source)[chunk];
+    }
+  }
+  for (int64_t expert = x.thread(); shape.expertLayout() && expert < arrivals.local(); expert += x.threads()) {
+    if (a.outExpertCounts) a.outExpertCounts[expert] = static_cast<int32_t>(arrivals.delivered(expert));
+    if (a.outExpertOffsets) a.outExpertOffsets[expert] = arrivals.offsets()[expert];
+  }
+  if (x.thread() != 0) return;
+  if (a.outExpertOffsets && shape.expertLayout()) {
+    a.outExpertOffsets[arrivals.local()] = arrivals.offsets()[arrivals.local()];
+  }
+  moeSizes_t sizes = arrivals.sizes();
+  a.common.handleHead()->sizes = sizes;
+  a.common.handleHead()->views = a.views;
+  a.common.handleHead()->capacity = a.views ? kUnbounded : a.capacity;
+  if (a.outSizes) *a.outSizes = sizes;
+}
+
+// A dispatch that somebody refused: nothing is placed, but what was sent is waited for, so that the buffers stay in step.
+template <class X>
+MOE_HD bool drainDispatch(X& x, const DispatchArgs& a, const Arrivals<X>& arrivals, uint64_t epoch) {
+  const Shape& shape = a.common.layout.shape;
+  bool ok = true;
+  for (int source = 0; ok && source < shape.nranks; ++source) {
+    for (int64_t chunk = x.thread(); ok && chunk < arrivals.counts(source).chunks; chunk += x.threads()) {
+      ok = x.wait(arrivals.window().chunkSignal(source, chunk), epoch, Awaited::kRows, source);
+    }
+  }
+  return x.barrier(ok);
+}
+
+// The receiving half of a dispatch. All warps of the last receiveBlocks blocks; false after a failure.
+template <class X>
+MOE_HD bool receiveDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
+  Arrivals<X> arrivals(x, a, epoch);
+  if (!arrivals.waitForCounts()) return false;
+  bool reports = x.block() == a.common.blocks - 1;
+  int refusedBy = arrivals.refusedBy();
+  if (refusedBy >= 0) {
+    if (reports && x.thread() == 0) *a.common.outcome = {arrivals.counts(refusedBy).refusal, refusedBy, 0, 0};
+    return drainDispatch(x, a, arrivals, epoch);
+  }
+  if (!arrivals.findPlaces()) return false;
+  if (reports) writeCounts(x, a, arrivals);
+  markGaps(x, a, arrivals);
+  PlaceJob<X> job(x, a, arrivals, epoch);
+  return x.streamRows(job.rows(), job);
+}
+
+// What one dispatch leaves behind. One thread, after all blocks.
+template <class X>
+MOE_HD void finishDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
+  Control* control = a.common.control();
+  const Shape& shape = a.common.layout.shape;
+  if (a.phases & kPhaseSend) {
+    control->dispatchEpoch = epoch;
+    control->tokens += static_cast<uint64_t>(a.numTokens);
+    Workspace work(a.common);
+    for (int peer = 0; peer < shape.nranks; ++peer) {
+      (peer == shape.rank ? control->selfRows : control->mappedRows) += static_cast<uint64_t>(*work.sentRows(peer));
+    }
+    if (a.common.handle) {
+      a.common.handleHead()->dispatchEpoch = epoch;
+      a.common.handleHead()->numTokens = a.numTokens;
+    }
+  }
+  if (a.phases & kPhaseReceive && (!a.views || a.common.outcome->code != 0)) finishReading(x, a.common, epoch);
+}
+
+// A dispatch, or half of one, on every warp of the grid. False after a failure, which the Exec has recorded.
+template <class X>
+MOE_HD bool directDispatch(X& x, const DispatchArgs& a) {
+  Control* control = a.common.control();
+  uint64_t epoch = a.phases & kPhaseSend ? control->dispatchEpoch + 1 : a.common.handleHead()->dispatchEpoch;
+  bool ok = true;
+  if (a.phases & kPhaseSend && x.block() < a.common.sendBlocks) ok = sendDispatch(x, a, epoch);
+  if (!x.barrier(ok)) return false;
+  if (a.phases & kPhaseReceive && x.block() >= a.common.blocks - a.common.receiveBlocks) {
+    ok = receiveDispatch(x, a, epoch);
+  }
+  if (!x.barrier(ok)) return false;
+  if (x.lastBlock(&control->finishedBlocks, a.common.blocks) && x.thread() == 0) {
+    x.reset(&control->finishedBlocks);
+    finishDispatch(x, a, epoch);
+  }
+  return true;
+}
+
+// Waits for the counts of a dispatch and works out its sizes for an output without bound. One block.
+template <class X>
+MOE_HD bool countDispatch(X& x, const DispatchArgs& a) {
+  Arrivals<X> arrivals(x, a, a.common.handleHead()->dispatchEpoch);
+  if (!arrivals.waitForCounts()) return false;
+  int refusedBy = arrivals.refusedBy();
+  if (refusedBy >= 0) {
+    if (x.thread() == 0) *a.common.outcome = {arrivals.counts(refusedBy).refusal, refusedBy, 0, 0};
+    return true;
+  }
+  if (!arrivals.findPlaces()) return false;
+  if (x.thread() == 0) a.common.handleHead()->sizes = arrivals.sizes();
+  return true;
+}
+
+}  // namespace moe

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host's Exec: a warp is one thread of one lane. Shared words are std::atomic_ref with release and acquire only,
+// since ThreadSanitizer does not understand fences; waits yield, since ranks may be many and cores few.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+#include "device/failure.h"
+#include "device/numbers.h"
+#include "device/row_jobs.h"
+#include "layout.h"
+
+namespace moe {
+
+// A barrier for the warps of one block that also agrees on whether all is well.
+class HostBarrier {
+ public:
+  explicit HostBarrier(int threads) : threads_(threads) {}
+  bool arrive(bool ok);
+
+ private:
+  int threads_;
+  std::atomic<int> waiting_{0};
+  std::atomic<uint32_t> generation_{0};
+  std::atomic<bool> ok_{true};
+  bool agreed_ = true;
+};
+
+// Ends waits that cannot succeed: abort, lost peers, and patience. Implemented by the communicator.
+class WaitGuard {
+ public:
+  virtual ~WaitGuard() = default;
+  // moeSuccess to go on waiting for `peer`; else the reason to stop, with *culprit set to the rank concerned.
+  virtual int32_t check(int peer, int* culprit) = 0;
+  // The longest that one wait may take.
+  virtual std::chrono::milliseconds patience() const = 0;
+};
+
+// What the threads of one operation share.
+struct HostGrid {
+  HostGrid(int blocks, int warps, WaitGuard* guard);
+
+  int blocks, warps;
+  WaitGuard* guard;
+  Failure failure{};
+  struct Block {
+    explicit Block(int warps) : barrier(warps) {}
+    HostBarrier barrier;
+    uint32_t shared = 0;
+  };
+  std::vector<std::unique_ptr<Block>> blockState;
+};
+
+class HostExec {
+ public:
+  HostExec(HostGrid& grid, int block, int warp, std::byte* fillBuffer)
+      : grid_(grid), block_(block), warp_(warp), fill_(fillBuffer) {}
+
+  int block() const { return block_; }
+  int warp() const { return warp_; }
+  int warps() const { return grid_.warps; }
+  int lane() const { return 0; }
+  int lanes() const { return 1; }
+  int thread() const { return warp_; }  // within the block
+  int threads() const { return grid_.warps; }
+
+  // Waits until *word >= expected; data that its writer wrote before may then be read. False after a failure, which is
+  // recorded. `peer` is the rank whose doing is awaited.
+  bool wait(const uint64_t* word, uint64_t expected, Awaited awaited, int peer);
+  // Makes everything that this thread wrote, or learned of through a barrier or arrive, visible to who sees the value.
+  void signal(uint64_t* word, uint64_t value) {
+#ifdef MOE_MUTANT_RELAXED_SIGNAL
+    std::atomic_ref<uint64_t>(*word).store(value, std::memory_order_relaxed);
+#else
+    std::atomic_ref<uint64_t>(*word).store(value, std::memory_order_release);
+#endif
+  }
+  // signal() for the words wordOf(0) .. wordOf(count - 1), at the price of one fence.
+  template <class WordOf>
+  void signalMany(int count, uint64_t value, WordOf wordOf) {
+    for (int i = 0; i < count; ++i) signal(wordOf(i), value);
+  }
+  // Adds to a counter of this rank and returns the new value. Who brings it to its target sees what all others wrote
+  // before they arrived.
+  uint32_t arrive(uint32_t* counter, uint32_t amount) {
+    return std::atomic_ref<uint32_t>(*counter).fetch_add(amount, std::memory_order_acq_rel) + amount;
+  }
+  void reset(uint32_t* counter) { std::atomic_ref<uint32_t>(*counter).store(0, std::memory_order_relaxed); }
+  // Adds to a word that several lanes of one warp may add to.
+  void addShared(int32_t* word, int32_t amount) { *word += amount; }
+
+  void warpBarrier() {}
+  bool warpAll(bool ok) const { return ok; }
+  // All warps of the block; true if all said ok.
+  bool barrier(bool ok) { return grid_.blockState[static_cast<size_t>(block_)]->barrier.arrive(ok); }
+  // All warps of the block: true in the block that comes last of `blocks`.
+  bool lastBlock(uint32_t* counter, int blocks);
+
+  // How many lanes of the warp hold the same key: below this one, and in all. Keys < 0 match nothing.
+  struct Match {
+    int below, total;
+  };
+  Match match(int32_t) const { return {0, 1}; }
+
+  void fail(int32_t code, Awaited awaited, int peer, uint64_t expected, uint64_t seen);
+
+  // Carries rows 0 .. count-1 of a job (see row_jobs.h). False after a failure.
+  template <class Job>
+  bool streamRows(int64_t count, Job& job);
+  // Adds rows and writes the sums. False after a failure.
+  template <class Job>
+  bool reduceRows(int64_t count, Job& job);
+
+ private:
+  bool waitSlow(const uint64_t* word, uint64_t expected, Awaited awaited, int peer);
+
+  HostGrid& grid_;
+  int block_, warp_;
+  std::byte* fill_;  // this warp's, for the part of a row that a job composes
+};
+
+// The pieces of one row in flight: where each range of it lies.
+class HostRow {
+ public:
+  void load(int64_t offset, const std::byte* from, int64_t bytes) { pieces_[count_++] = {offset, bytes, from}; }
+  void store(std::byte* to, int64_t offset, int64_t bytes) const {
+    for (int i = 0; i < count_; ++i) {
+      const Piece& piece = pieces_[i];
+      int64_t begin = larger(offset, piece.offset);
+      int64_t end = smaller(offset + bytes, piece.offset + piece.bytes);
+      if (begin >= end) continue;
+      std::memcpy(to + (begin - offset), piece.from + (begin - piece.offset), static_cast<size_t>(end - begin));
+    }
+  }
+
+ private:
+  struct Piece {
+    int64_t offset, bytes;
+    const std::byte* from;
+  };
+  Piece pieces_[kMaxPayloads + 1]{};
+  int count_ = 0;
+};
+
+template <class Job>
+bool HostExec::streamRows(int64_t count, Job& job) {
+  for (int64_t i = 0; i < count; ++i) {
+    RowStep step = job.begin(*this, i);
+    if (step == RowStep::kFailed) return false;
+    if (step == RowStep::kCarry) {
+      HostRow row;
+      job.gather(i, row);
+      if (job.fillBytes() > 0) {
+        job.fill(*this, i, fill_);
+        row.load(job.fillOffset(), fill_, job.fillBytes());
+      }
+      job.scatter(i, row);
+    }
+    job.finished(*this, i);
+  }
+  return true;
+}
+
+// result[e] = sum over the sources of weight * source[e], in their order. Written so that the compiler can vectorize.
+template <class Number>
+void reduceRow(const ReduceSource* sources, int count, bool weighted, std::byte* result, int64_t elements) {
+  constexpr int64_t kBlock = 256;
+  float sum[kBlock];
+  for (int64_t first = 0; first < elements; first += kBlock) {
+    int64_t n = smaller(kBlock, elements - first);
+    for (int64_t e = 0; e < n; ++e) sum[e] = 0;
+    for (int s = 0; s < count; ++s) {
+      const std::byte* from = sources[s].row + first * static_cast<int64_t>(sizeof(Number));
+      float weight = weighted ? sources[s].weight : 1.0f;
+      for (int64_t e = 0; e < n; ++e) {
+        Number value;
+        std::memcpy(&value, from + e * static_cast<int64_t>(sizeof(Number)), sizeof(Number));
+        float product = weight * Number::load(value);
+        sum[e] = s == 0 ? product : sum[e] + product;
+      }
+    }
+    std::byte* to = result + first * static_cast<int64_t>(sizeof(Number));
+    for (int64_t e = 0; e < n; ++e) {
+      Number value = Number::store(sum[e]);
+      std::memcpy(to + e * static_cast<int64_t>(sizeof(Number)), &value, sizeof(Number));
+    }
+  }
+}
+
+template <class Job>
+bool HostExec::reduceRows(int64_t count, Job& job) {
+  ReduceSource sources[MOE_MAX_TOPK];
+  for (int64_t i = 0; i < count; ++i) {
+    RowStep step = job.begin(*this, i);
+    if (step == RowStep::kFailed) return false;
+    if (step == RowStep::kCarry) {
+      int n = job.sources(i, sources);
+      std::byte* result = job.result(i);
+      if (n == 1 && !job.weighted()) {
+        std::memcpy(result, sources[0].row, static_cast<size_t>(job.rowBytes()));
+      } else if (job.type() == moeFloat32) {
+        reduceRow<Float32>(sources, n, job.weighted(), result, job.elements());
+      } else if (job.type() == moeFloat16) {
+        reduceRow<Float16>(sources, n, job.weighted(), result, job.elements());
+      } else {
+        reduceRow<Bfloat16>(sources, n, job.weighted(), result, job.elements());
+      }
+    }
+    job.finished(*this, i);
+  }
+  return true;
+}
+
+}  // namespace moe

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Operations on CPU threads: the caller's, and where MOE_HOST_BLOCKS or MOE_HOST_WARPS ask for more, threads that stay
+// for the communicator's life.
+#pragma once
+
+#include <memory>
+
+#include "device/backend.h"
+#include "device/exec_host.h"
+
+namespace moe {
+
+// `guard` ends waits; it must outlive the backend.
+std::unique_ptr<Backend> makeHostBackend(int blocks, int warps, WaitGuard* guard);
+
+}  // namespace moe

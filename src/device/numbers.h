@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// The element types that combine adds: to fp32 and back, rounding to nearest even.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "base/host_device.h"
+
+namespace moe {
+
+struct Bfloat16 {
+  uint16_t bits;
+
+  MOE_HD static float load(Bfloat16 value) { return std::bit_cast<float>(uint32_t{value.bits} << 16); }
+  MOE_HD static Bfloat16 store(float value) {
+    auto word = std::bit_cast<uint32_t>(value);
+    uint32_t rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
+    // A NaN must not round up to infinity: keep it one, and quiet.
+    bool isNan = (word & 0x7fffffffu) > 0x7f800000u;
+    return {static_cast<uint16_t>(isNan ? (word >> 16) | 0x40u : rounded)};
+  }
+};
+
+struct Float16 {
+  uint16_t bits;
+
+  MOE_HD static float load(Float16 value) {
+    uint32_t sign = uint32_t{value.bits & 0x8000u} << 16;
+    uint32_t magnitude = uint32_t{value.bits} & 0x7fffu;
+    if (magnitude >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
+    // Moves exponent and fraction into place; the multiplication rebiases and turns subnormals into normals, exactly.
+    float scaled = std::bit_cast<float>(magnitude << 13) * std::bit_cast<float>(0x77800000u);
+    return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(scaled));
+  }
+  MOE_HD static Float16 store(float value) {
+    auto word = std::bit_cast<uint32_t>(value);
+    uint32_t sign = (word >> 16) & 0x8000u;
+    uint32_t magnitude = word & 0x7fffffffu;
+    uint32_t result;
+    if (magnitude > 0x7f800000u) {
+      result = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+    } else if (magnitude >= 0x477ff000u) {  // rounds to 65536 or more
+      result = 0x7c00u;
+    } else if (magnitude < 0x38800000u) {  // below the smallest normal: let the addition of 0.5 round to its last bit
+      float shifted = std::bit_cast<float>(magnitude) + 0.5f;
+      result = std::bit_cast<uint32_t>(shifted) - 0x3f000000u;
+    } else {
+      result = (magnitude + 0xc8000fffu + ((magnitude >> 13) & 1u)) >> 13;
+    }
+    return {static_cast<uint16_t>(sign | result)};
+  }
+};
+
+struct Float32 {
+  float value;
+
+  MOE_HD static float load(Float32 from) { return from.value; }
+  MOE_HD static Float32 store(float value) { return {value}; }
+};
+
+}  // namespace moe

@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "dispatch.h"
+
+#include <vector>
+
+#include "config.h"
+#include "device/window_view.h"
+
+namespace moe {
+namespace {
+
+void requireAligned(const void* pointer, size_t to, const char* name) {
+  if (reinterpret_cast<uintptr_t>(pointer) % to != 0) {
+    fail(moeInvalidArgument, name, " = ", pointer, " is not aligned to its element size of ", to, " bytes");
+  }
+}
+
+// Checks one array of rows against the config; returns its stride.
+int64_t checkRows(const Comm& comm, const moeRows_t& rows, int payload, bool mayBeNull, const char* where) {
+  int64_t bytes = comm.layout().shape.payloadBytes[payload];
+  std::string name = cat(where, "[", payload, "]");
+  if (rows.rowBytes != bytes) {
+    fail(moeInvalidArgument, name, ".rowBytes = ", rows.rowBytes, ", but the config fixes ", bytes, " (",
+         payload == 0 ? "hidden * element size" : cat("sideRowBytes[", payload - 1, "]"), ")");
+  }
+  bool tokens = rows.role == moeRoleTokens;
+  if (rows.role < 0 || rows.role >= moeNumRoles || tokens != (payload == 0)) {
+    fail(moeInvalidArgument, name, ".role = ", rows.role, ", but entry 0 is moeRoleTokens (0) and the others are ",
+         "moeRoleScales (1) or moeRoleOpaque (2)");
+  }
+  if (rows.strideBytes != 0 && rows.strideBytes < bytes) {
+    fail(moeInvalidArgument, name, ".strideBytes = ", rows.strideBytes, " is less than a row's ", bytes,
+         " bytes; pass 0 for rows that follow each other");
+  }
+  if (!rows.data && !mayBeNull) fail(moeInvalidArgument, name, ".data is NULL");
+  return rows.strideBytes != 0 ? rows.strideBytes : bytes;
+}
+
+void checkIdType(int32_t type, const char* name) {
+  if (type < 0 || type >= moeNumIdTypes) {
+    fail(moeInvalidArgument, name, " = ", type, ", but it must be moeInt32 (0) or moeInt64 (1)");
+  }
+}
+
+void checkRouting(const Comm& comm, const moeDispatchArgs_t& args, const moeHandle& handle) {
+  const moeConfig_t& config = comm.config();
+  if (args.numTokens < 0 || args.numTokens > config.maxTokensPerRank) {
+    fail(moeInvalidArgument, "args.numTokens = ", args.numTokens, ", but it must be from 0 to config.maxTokensPerRank = ",
+         config.maxTokensPerRank);
+  }
+  if (args.flags & ~(MOE_SEND_HALF | MOE_REUSE_ROUTING)) {
+    fail(moeInvalidArgument, "args.flags = ", args.flags, " has unknown bits; known: MOE_SEND_HALF (1), ",
+         "MOE_REUSE_ROUTING (2)");
+  }
+  if (args.flags & MOE_REUSE_ROUTING) {
+    if (!handle.routed) {
+      fail(moeInvalidArgument, "args.flags has MOE_REUSE_ROUTING, but the handle holds no routing of a completed ",
+           "dispatch");
+    }
+    if (args.numTokens != handle.numTokens) {
+      fail(moeInvalidArgument, "args.numTokens = ", args.numTokens, " with MOE_REUSE_ROUTING, but the handle's dispatch ",
+           "had ", handle.numTokens, " tokens");
+    }
+    return;
+  }
+  if (args.topk < 0 || args.topk > config.maxTopk) {
+    fail(moeInvalidArgument, "args.topk = ", args.topk, ", but it must be from 0 to config.maxTopk = ", config.maxTopk);
+  }
+  checkIdType(args.idType, "args.idType");
+  if (args.numTokens > 0 && args.topk > 0) {
+    if (!args.ids) {
+      fail(moeInvalidArgument, "args.ids is NULL, but args.numTokens = ", args.numTokens, " and args.topk = ", args.topk);
+    }
+    requireAligned(args.ids, args.idType == moeInt64 ? 8 : 4, "args.ids");
+  }
+  requireAligned(args.weights, 4, "args.weights");
+}
+
+void takeInputs(const Comm& comm, const moeDispatchArgs_t& args, DispatchArgs* plan) {
+  int payloads = comm.layout().shape.payloads;
+  if (args.numTokens == 0 && args.numInputs == 0) return;
+  if (args.numInputs != payloads) {
+    fail(moeInvalidArgument, "args.numInputs = ", args.numInputs, ", but it must be ", payloads,
+         " (the tokens and config.numSideRows = ", payloads - 1, " side rows)");
+  }
+  if (!args.inputs) fail(moeInvalidArgument, "args.inputs is NULL, but args.numInputs = ", args.numInputs);
+  for (int payload = 0; payload < payloads; ++payload) {
+    const moeRows_t& rows = args.inputs[payload];
+    int64_t stride = checkRows(comm, rows, payload, args.numTokens == 0, "args.inputs");
+    plan->inputs[payload] = {static_cast<const std::byte*>(rows.data), stride};
+  }
+}
+
+void takeOutputRows(const Comm& comm, const moeReceive_t& receive, DispatchArgs* plan) {
+  const Shape& shape = comm.layout().shape;
+  bool padded = shape.layout == moeLayoutExpertPadded;
+  int64_t most = padded ? shape.capacity : shape.rowCapacity;
+  if (receive.capacity < 0) fail(moeInvalidArgument, "receive.capacity = ", receive.capacity, " is negative");
+  if (padded && receive.capacity != 0 && receive.capacity != shape.capacity) {
+    fail(moeInvalidArgument, "receive.capacity = ", receive.capacity, ", but in moeLayoutExpertPadded it is fixed by ",
+         "config.capacity = ", shape.capacity, "; pass that or 0");
+  }
+  // An empty output has no address: frameworks pass NULL for a tensor of no rows.
+  bool empty = receive.capacity == 0 && !receive.rows[0].data;
+  plan->capacity = empty ? 0 : receive.capacity != 0 ? receive.capacity : most;
+  if (padded && empty && shape.rowCapacity > 0) {
+    fail(moeInvalidArgument, "receive.rows[0].data is NULL, but the output has ", shape.rowCapacity, " rows");
+  }
+  for (int payload = 0; payload < shape.payloads; ++payload) {
+    const moeRows_t& rows = receive.rows[payload];
+    int64_t stride = checkRows(comm, rows, payload, plan->capacity == 0 || shape.rowCapacity == 0, "receive.rows");
+    plan->outputs[payload] = {static_cast<std::byte*>(rows.data), stride};
+  }
+}
+
+void takeOutputs(const Comm& comm, const moeReceive_t& receive, DispatchArgs* plan) {
+  const Shape& shape = comm.layout().shape;
+  checkIdType(receive.idType, "receive.idType");
+  plan->views = receive.rows == nullptr;
+  if (!plan->views) {
+    takeOutputRows(comm, receive, plan);
+  } else if (shape.layout != moeLayoutRank) {
+    fail(moeInvalidArgument, "receive.rows is NULL, which asks for views, but config.layout is ", layoutName(shape.layout),
+         "; only moeLayoutRank has views");
+  } else if (receive.capacity != 0) {
+    fail(moeInvalidArgument, "receive.capacity = ", receive.capacity, " with views (receive.rows is NULL); pass 0");
+  }
+  requireAligned(receive.ids, receive.idType == moeInt64 ? 8 : 4, "receive.ids");
+  requireAligned(receive.weights, 4, "receive.weights");
+  requireAligned(receive.sources, 4, "receive.sources");
+  requireAligned(receive.rowExperts, 4, "receive.rowExperts");
+  requireAligned(receive.rankCounts, 4, "receive.rankCounts");
+  requireAligned(receive.rankOffsets, 8, "receive.rankOffsets");
+  requireAligned(receive.expertCounts, 4, "receive.expertCounts");
+  requireAligned(receive.expertOffsets, 8, "receive.expertOffsets");
+  requireAligned(receive.sizes, 8, "receive.sizes");
+  bool expert = shape.expertLayout();
+  plan->localIds = comm.config().localIds != 0;
+  plan->wideOutIds = receive.idType == moeInt64;
+  plan->outIds = expert ? nullptr : receive.ids;
+  plan->outWeights = receive.weights;
+  plan->outSources = receive.sources;
+  plan->outRowExperts = expert ? receive.rowExperts : nullptr;
+  plan->outRankCounts = receive.rankCounts;
+  plan->outRankOffsets = receive.rankOffsets;
+  plan->outExpertCounts = receive.expertCounts;
+  plan->outExpertOffsets = receive.expertOffsets;
+  plan->outSizes = receive.sizes;
+}
+
+DispatchArgs planDispatch(const Comm& comm, const moeDispatchArgs_t& args, const moeHandle* handle) {
+  checkHandle(comm, handle);
+  if (handle->state == HandleState::kSent) {
+    fail(moeInvalidArgument, "handle still awaits the moeWait of its send half; use another handle or wait first");
+  }
+  checkRouting(comm, args, *handle);
+  DispatchArgs plan{};
+  plan.common = comm.commonArgs(handle->memory);
+  bool half = args.flags & MOE_SEND_HALF;
+  bool reuse = args.flags & MOE_REUSE_ROUTING;
+  plan.phases = half ? kPhaseSend : kPhaseBoth;
+  plan.numTokens = args.numTokens;
+  // In a repeated dispatch the ids are in the handle. Without any entries there is nothing to read, but the pointer still
+  // says that the routing is new.
+  static const int64_t kNoIds = 0;
+  plan.topk = reuse ? comm.config().maxTopk : args.topk;
+  plan.wideIds = args.idType == moeInt64;
+  plan.ids = reuse ? nullptr : args.ids && args.topk > 0 ? args.ids : &kNoIds;
+  plan.weights = reuse ? nullptr : args.weights;
+  takeInputs(comm, args, &plan);
+  if (!half) {
+    if (!args.receive) fail(moeInvalidArgument, "args.receive is NULL; pass where to receive, or MOE_SEND_HALF");
+    takeOutputs(comm, takeStruct(args.receive, "args.receive", moeReceive_t MOE_RECEIVE_INIT), &plan);
+  }
+  return plan;
+}
+
+// Takes part in a dispatch without tokens and without outputs, and says that this rank refuses it.
+void refuse(Comm& comm, moeResult_t code, void* stream) {
+  DispatchArgs plan{};
+  plan.common = comm.commonArgs(nullptr);
+  plan.common.refusal = code;
+  plan.phases = kPhaseBoth;
+  Outcome outcome = comm.backend().dispatch(plan, stream);
+  ++comm.dispatchesSent;
+  if (!outcome.ok) comm.settle(outcome, "dispatch");
+}
+
+void checkOverflow(Comm& comm, moeHandle* handle) {
+  if (!comm.config().overflowIsError) return;
+  HandleHead head = comm.backend().readHandle(handle->memory + comm.layout().handle.head);
+  if (!head.sizes.overflow) return;
+  fail(moeOverflow, "rank ", comm.rank(), " received more rows than its output holds: ", head.sizes.requiredRows,
+       " rows are required, ", head.capacity, " fit; ", head.sizes.rows,
+       " were delivered. The dispatch is complete and its handle may be combined; the rows left out count as zero");
+}
+
+// A dispatch writes where the one `buffers` before it was received, so that one must have been waited for. All ranks make
+// the same calls, so all see this, and none needs to be told.
+void checkInFlight(const Comm& comm) {
+  auto buffers = static_cast<uint64_t>(comm.config().buffers);
+  uint64_t next = comm.dispatchesSent + 1;
+  for (uint64_t epoch : comm.pendingHalves) {
+    if (epoch + buffers > next) continue;
+    fail(moeTooManyInFlight, "the send half of dispatch number ", epoch, " still awaits its moeWait, and dispatch number ",
+         next, " needs its buffer (config.buffers = ", buffers, "); complete it first, or raise config.buffers");
+  }
+}
+
+void noteReceived(moeHandle* handle, bool views) {
+  handle->state = HandleState::kReceived;
+  handle->routed = true;
+  handle->views = views;
+}
+
+}  // namespace
+
+void checkHandle(const Comm& comm, const moeHandle* handle) {
+  if (!handle) fail(moeInvalidArgument, "handle is NULL; make one with moeHandleInit");
+  if (handle->comm != &comm) fail(moeInvalidArgument, "handle belongs to another communicator");
+}
+
+void dispatch(Comm& comm, const moeDispatchArgs_t& args, moeHandle* handle, void* stream) {
+  comm.requireReady();
+  checkInFlight(comm);
+  bool half = args.flags & MOE_SEND_HALF;
+  DispatchArgs plan{};
+  try {
+    plan = planDispatch(comm, args, handle);
+  } catch (const Error& error) {
+    refuse(comm, error.code(), stream);
+    throw;
+  }
+  handle->state = HandleState::kEmpty;
+  Outcome outcome = comm.backend().dispatch(plan, stream);
+  ++comm.dispatchesSent;
+  comm.settle(outcome, "dispatch");
+  handle->epoch = comm.dispatchesSent;
+  handle->numTokens = args.numTokens;
+  if (half) {
+    handle->state = HandleState::kSent;
+    comm.pendingHalves.push_back(handle->epoch);
+    return;
+  }
+  noteReceived(handle, plan.views);
+  checkOverflow(comm, handle);
+}
+
+void wait(Comm& comm, moeHandle* handle, const moeReceive_t& receive, void* stream) {
+  comm.requireReady();
+  checkHandle(comm, handle);
+  if (handle->state != HandleState::kSent) {
+    fail(moeInvalidUsage, "moeWait: the handle has no send half under way; start one with MOE_SEND_HALF");
+  }
+  DispatchArgs plan{};
+  plan.common = comm.commonArgs(handle->memory);
+  plan.phases = kPhaseReceive;
+  takeOutputs(comm, receive, &plan);
+  handle->state = HandleState::kEmpty;
+  std::erase(comm.pendingHalves, handle->epoch);
+  Outcome outcome = comm.backend().dispatch(plan, stream);
+  comm.settle(outcome, "dispatch");
+  noteReceived(handle, plan.views);
+  checkOverflow(comm, handle);
+}
+
+moeSizes_t getSizes(Comm& comm, moeHandle* handle, void* stream) {
+  comm.requireReady();
+  checkHandle(comm, handle);
+  if (handle->state == HandleState::kEmpty) {
+    fail(moeInvalidUsage, "moeGetSizes: the handle has no dispatch whose counts could be known");
+  }
+  if (handle->state == HandleState::kSent) {
+    DispatchArgs plan{};
+    plan.common = comm.commonArgs(handle->memory);
+    plan.capacity = INT64_MAX;
+    comm.settle(comm.backend().count(plan, stream), "dispatch");
+  }
+  return comm.backend().readHandle(handle->memory + comm.layout().handle.head).sizes;
+}
+
+bool viewsStand(const Comm& comm, const moeHandle& handle) {
+  auto buffers = static_cast<uint64_t>(comm.config().buffers);
+  return handle.views && comm.dispatchesSent - handle.epoch < buffers;
+}
+
+void getViews(Comm& comm, const moeHandle* handle, moeRows_t* views, int numViews) {
+  comm.requireReady();
+  checkHandle(comm, handle);
+  const Layout& layout = comm.layout();
+  if (!views) fail(moeInvalidArgument, "views is NULL");
+  if (numViews != layout.shape.payloads) {
+    fail(moeInvalidArgument, "numViews = ", numViews, ", but there are ", layout.shape.payloads, " payloads");
+  }
+  if (handle->state != HandleState::kReceived || !viewsStand(comm, *handle)) {
+    fail(moeInvalidUsage, "moeGetViews: the handle's rows are not in the window: its dispatch asked for no views ",
+         "(receive.rows = NULL), was combined, or ", comm.config().buffers, " later dispatches have passed");
+  }
+  CommonArgs common = comm.commonArgs(handle->memory);
+  DispatchWindow window(layout, common.window(), handle->epoch);
+  for (int payload = 0; payload < layout.shape.payloads; ++payload) {
+    views[payload] = {window.record(0, 0) + layout.record.payload[payload], layout.shape.payloadBytes[payload],
+                      layout.record.stride, payload == 0 ? moeRoleTokens : moeRoleOpaque, 0};
+  }
+}
+
+}  // namespace moe

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "layout.h"
+
+namespace moe {
+namespace {
+
+// Hands out consecutive offsets.
+class Offsets {
+ public:
+  int64_t take(int64_t bytes, int64_t align = 256) {
+    int64_t at = roundUp(next_, align);
+    next_ = at + bytes;
+    return at;
+  }
+  int64_t end(int64_t align = 256) const { return roundUp(next_, align); }
+
+ private:
+  int64_t next_ = 0;
+};
+
+Shape makeShape(const moeConfig_t& config, int nranks, int rank) {
+  Shape shape{};
+  shape.nranks = nranks;
+  shape.rank = rank;
+  shape.topk = config.maxTopk;
+  shape.distinct = static_cast<int32_t>(smaller(config.maxTopk, nranks));
+  shape.layout = config.layout;
+  shape.buffers = config.buffers;
+  shape.payloads = 1 + config.numSideRows;
+  shape.combineType = config.combineDtype;
+  shape.maxTokens = config.maxTokensPerRank;
+  shape.hidden = config.hidden;
+  shape.chunks = ceilDiv(config.maxTokensPerRank, kChunkTokens);
+  shape.payloadBytes[0] = config.hidden * dataTypeBytes(config.dtype);
+  for (int side = 0; side < config.numSideRows; ++side) shape.payloadBytes[1 + side] = config.sideRowBytes[side];
+  shape.combineRowBytes = config.hidden * dataTypeBytes(config.combineDtype);
+  shape.expertAlign = config.expertAlign;
+  shape.capacity = config.capacity;
+  auto experts = static_cast<int32_t>(config.numExperts);
+  shape.experts = {experts, experts / nranks, experts % nranks};
+  int64_t arriving = int64_t{nranks} * config.maxTokensPerRank;
+  int64_t local = shape.localExperts();
+  switch (config.layout) {
+    case moeLayoutRank: shape.rowCapacity = arriving; break;
+    case moeLayoutExpert:
+      shape.rowCapacity = arriving * smaller(config.maxTopk, local) + local * (config.expertAlign - 1);
+      shape.rowCapacity = roundUp(shape.rowCapacity, config.expertAlign);
+      break;
+    default: shape.rowCapacity = local * config.capacity; break;
+  }
+  return shape;
+}
+
+RecordLayout makeRecord(const Shape& shape) {
+  RecordLayout record{};
+  Offsets at;
+  for (int payload = 0; payload < shape.payloads; ++payload) {
+    record.payload[payload] = at.take(shape.payloadBytes[payload], 16);
+  }
+  record.head = at.take(sizeof(RecordHead), 16);
+  record.ids = at.take(4 * int64_t{shape.topk}, 4);
+  record.weights = at.take(4 * int64_t{shape.topk}, 4);
+  record.indexes = at.take(shape.expertLayout() ? 4 * int64_t{shape.topk} : 0, 4);
+  record.end = at.end(16);
+  record.stride = at.end(kRecordAlign);
+  return record;
+}
+
+WindowLayout makeWindow(const Shape& shape, const RecordLayout& record) {
+  WindowLayout window{};
+  int64_t ranks = shape.nranks;
+  // The largest share, so that every rank's window has the same offsets.
+  int64_t mostLocal = shape.experts.count(0);
+  window.chunkStride = roundUp(8 * shape.chunks, kSignalStride);
+  {
+    Offsets block;
+    block.take(sizeof(CountBlock));
+    window.chunkEnds = block.take(4 * shape.chunks, 8);
+    window.expertCounts = block.take(shape.expertLayout() ? 4 * mostLocal : 0, 8);
+    window.countStride = block.end();
+  }
+  {
+    Offsets at;
+    window.records = at.take(ranks * shape.maxTokens * record.stride);
+    window.counts = at.take(ranks * window.countStride);
+    window.countSignals = at.take(ranks * kSignalStride);
+    window.chunkSignals = at.take(ranks * window.chunkStride);
+    window.dispatchBytes = at.end();
+  }
+  {
+    Offsets at;
+    window.rowStride = roundUp(shape.combineRowBytes, kRecordAlign);
+    window.rows = at.take(shape.maxTokens * shape.distinct * window.rowStride);
+    window.heads = at.take(ranks * kSignalStride);
+    window.headSignals = at.take(ranks * kSignalStride);
+    window.combineSignals = at.take(ranks * window.chunkStride);
+    window.combineBytes = at.end();
+  }
+  Offsets at;
+  window.consumedDispatch = at.take(ranks * kSignalStride);
+  window.consumedCombine = at.take(ranks * kSignalStride);
+  window.dispatchBuffers = at.take(shape.buffers * window.dispatchBytes);
+  window.combineBuffers = at.take(shape.buffers * window.combineBytes);
+  window.bytes = at.end(4096);
+  return window;
+}
+
+HandleLayout makeHandle(const Shape& shape) {
+  HandleLayout handle{};
+  int64_t ranks = shape.nranks;
+  int64_t arriving = ranks * shape.maxTokens;
+  int64_t perEntry = shape.expertLayout() ? 4 * int64_t{shape.topk} : 0;
+  Offsets at;
+  handle.head = at.take(sizeof(HandleHead));
+  handle.ids = at.take(4 * shape.maxTokens * shape.topk);
+  handle.weights = at.take(4 * shape.maxTokens * shape.topk);
+  handle.rankCounts = at.take(4 * shape.maxTokens);
+  handle.sourceRows = at.take(8 * ranks);
+  handle.sourceChunks = at.take(4 * ranks);
+  handle.sourceFirst = at.take(8 * ranks);
+  handle.chunkEnds = at.take(4 * ranks * shape.chunks);
+  handle.tokens = at.take(4 * arriving);
+  handle.ordinals = at.take(4 * arriving);
+  handle.rows = at.take(perEntry * arriving);
+  handle.rowWeights = at.take(perEntry * arriving);
+  handle.bytes = at.end();
+  return handle;
+}
+
+WorkspaceLayout makeWorkspace(const Shape& shape, int blocks) {
+  WorkspaceLayout work{};
+  int64_t ranks = shape.nranks;
+  int64_t local = shape.localExperts();
+  bool expert = shape.expertLayout();
+  Offsets at;
+  work.control = at.take(sizeof(Control));
+  work.histograms = at.take(4 * shape.chunks * shape.bins());
+  work.chunkBases = at.take(4 * shape.chunks * shape.bins());
+  work.chunkReady = at.take(8 * shape.chunks);
+  work.sendDone = at.take(4 * shape.chunks);
+  work.combineDone = at.take(4 * ranks * shape.chunks);
+  work.sentRows = at.take(8 * ranks);
+  work.owners = at.take(4 * shape.maxTokens * shape.topk);
+  work.rankFirsts = at.take(8 * shape.maxTokens);
+  work.expertFirsts = at.take(8 * shape.maxTokens);
+  work.slots = at.take(4 * shape.maxTokens * shape.topk);
+  work.indexes = at.take(expert ? 4 * shape.maxTokens * shape.topk : 0);
+  work.placeStride = roundUp(8 * (expert ? ranks * local : ranks), 256);
+  work.placeBases = at.take(blocks * work.placeStride);
+  work.offsetStride = roundUp(8 * ((expert ? local : ranks) + 1), 256);
+  work.offsets = at.take(blocks * work.offsetStride);
+  work.bytes = at.end();
+  return work;
+}
+
+}  // namespace
+
+int64_t dataTypeBytes(int32_t type) {
+  switch (type) {
+    case moeFloat32: return 4;
+    case moeFloat8e4m3: return 1;
+    default: return 2;
+  }
+}
+
+Layout makeLayout(const moeConfig_t& config, int nranks, int rank, int blocks) {
+  Layout layout{};
+  layout.shape = makeShape(config, nranks, rank);
+  layout.record = makeRecord(layout.shape);
+  layout.window = makeWindow(layout.shape, layout.record);
+  layout.handle = makeHandle(layout.shape);
+  layout.workspace = makeWorkspace(layout.shape, blocks);
+  return layout;
+}
+
+}  // namespace moe

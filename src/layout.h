@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every offset in a window, a workspace and a handle, computed once at init and used by host and device alike.
+//
+// Three kinds of memory belong to a rank:
+//   window     registered; peers write into it. Each segment has exactly one writer.
+//   workspace  private to the rank's own operations.
+//   handle     private, one per moeHandle_t, owned by the caller: the routing of one dispatch.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/host_device.h"
+#include "moe.h"
+
+namespace moe {
+
+// Tokens whose completion is signalled together. Small enough that a receiver starts early, large enough that signals do
+// not matter.
+constexpr int64_t kChunkTokens = 64;
+// Contiguous rows that one warp handles as a unit; a divisor of kChunkTokens.
+constexpr int64_t kRunRows = 4;
+// Signals of different writers stay on lines of their own.
+constexpr int64_t kSignalStride = 64;
+// Record strides are a multiple of this: NVLink loses 7 % otherwise.
+constexpr int64_t kRecordAlign = 128;
+constexpr int kMaxPayloads = 1 + MOE_MAX_SIDE_ROWS;
+
+MOE_HD constexpr int64_t roundUp(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+MOE_HD constexpr int64_t ceilDiv(int64_t value, int64_t by) { return (value + by - 1) / by; }
+MOE_HD constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+MOE_HD constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Contiguous shares of the experts: the first `extra` ranks own one more than the others.
+struct ExpertMap {
+  int32_t experts;
+  int32_t share;  // of a rank without an extra one
+  int32_t extra;  // ranks that own share + 1
+
+  MOE_HD bool valid(int64_t expert) const { return expert >= 0 && expert < experts; }
+  // The owner of a valid expert.
+  MOE_HD int32_t owner(int32_t expert) const {
+    int32_t inLarger = extra * (share + 1);
+    return expert < inLarger ? expert / (share + 1) : extra + (expert - inLarger) / share;
+  }
+  MOE_HD int32_t first(int32_t rank) const { return rank * share + (rank < extra ? rank : extra); }
+  MOE_HD int32_t count(int32_t rank) const { return share + (rank < extra ? 1 : 0); }
+};
+
+// What the config fixes.
+struct Shape {
+  int32_t nranks, rank;
+  int32_t topk;      // maxTopk
+  int32_t distinct;  // most ranks that one token can go to
+  int32_t layout;    // moeLayout_t
+  int32_t buffers;
+  int32_t payloads;  // tokens and side rows
+  int32_t combineType;
+  int64_t maxTokens, hidden;
+  int64_t chunks;                      // most chunks of one dispatch
+  int64_t payloadBytes[kMaxPayloads];  // bytes of one row of each payload, tokens first
+  int64_t combineRowBytes;             // hidden in the combine type
+  int64_t expertAlign, capacity;       // capacity: rows per expert in moeLayoutExpertPadded
+  int64_t rowCapacity;                 // output rows in the worst case
+  ExpertMap experts;
+
+  MOE_HD bool expertLayout() const { return layout != moeLayoutRank; }
+  MOE_HD int32_t localExperts() const { return experts.count(rank); }
+  // Bins that a dispatch counts: one per rank, and in expert layouts one per expert.
+  MOE_HD int64_t bins() const { return nranks + (expertLayout() ? experts.experts : 0); }
+};
+
+// A record: one token's data on the wire for one rank. The payload rows, each on a 16-byte boundary, then the head.
+struct RecordHead {
+  int32_t token;        // index at the source
+  int32_t reserved;
+  uint64_t rankFirsts;    // bit k: entry k is the token's first of its rank
+  uint64_t expertFirsts;  // bit k: entry k is the token's first of its expert
+  uint64_t reserved2;
+};
+
+struct RecordLayout {
+  int64_t payload[kMaxPayloads];
+  int64_t head;     // RecordHead
+  int64_t ids;      // int32[topk], -1 for nobody
+  int64_t weights;  // float[topk]
+  int64_t indexes;  // expert layouts: int32[topk], the row's index among this source's rows for that expert
+  int64_t end;      // bytes in use, a multiple of 16
+  int64_t stride;
+};
+
+// The counts of one source, in the receiver's window. The chunk ends and the expert counts follow.
+struct CountBlock {
+  int64_t tokens;   // the source dispatches
+  int64_t rows;     // of them come here
+  int32_t chunks;   // at least 1
+  int32_t refusal;  // moeResult_t of a refused call, else 0
+  int64_t reserved;
+};
+
+// What a combine's sender says first to each source.
+struct CombineHead {
+  int64_t dispatchEpoch;  // of the handle it combines
+  int32_t chunks;         // that it will signal
+  int32_t refusal;
+};
+
+struct WindowLayout {
+  // Within one buffer of dispatch:
+  int64_t records;        // [nranks][maxTokens] records
+  int64_t counts;         // [nranks] CountBlock with its arrays
+  int64_t countStride;    // bytes from one source's block to the next
+  int64_t chunkEnds;      // int32[chunks] within a count block: records of this rank in chunks 0..c
+  int64_t expertCounts;   // int32[local experts] within a count block
+  int64_t countSignals;   // [nranks] epoch, kSignalStride apart
+  int64_t chunkSignals;   // [nranks][chunks] epoch
+  int64_t chunkStride;    // bytes from one rank's chunk signals to the next's, dispatch and combine
+  int64_t dispatchBytes;  // of one buffer
+  // Within one buffer of combine:
+  int64_t rows;           // [maxTokens][distinct] partial rows
+  int64_t rowStride;      // bytes of one partial row
+  int64_t heads;          // [nranks] CombineHead, kSignalStride apart
+  int64_t headSignals;    // [nranks] epoch
+  int64_t combineSignals; // [nranks][chunks] epoch
+  int64_t combineBytes;
+  // In the window:
+  int64_t consumedDispatch;  // [nranks] epoch up to which that rank has read what this rank sent
+  int64_t consumedCombine;   // [nranks]
+  int64_t dispatchBuffers;   // [buffers]
+  int64_t combineBuffers;    // [buffers]
+  int64_t bytes;
+};
+
+// Counters of one rank's operations, at the start of its workspace. Written by the last block of an operation.
+struct Control {
+  uint64_t dispatchEpoch;     // dispatches sent
+  uint64_t combineEpoch;      // combines completed
+  uint64_t releasedDispatch;  // the consumed epoch last told to the peers
+  uint64_t readDispatch[8];   // per buffer: the last epoch that was read completely
+  uint32_t finishedBlocks;
+  uint32_t ticket;
+  // Totals for moeGetStats.
+  uint64_t tokens, selfRows, mappedRows, selfCombineRows, mappedCombineRows;
+};
+
+struct WorkspaceLayout {
+  int64_t control;       // Control
+  int64_t histograms;    // int32[chunks][bins] entries of each chunk
+  int64_t chunkBases;    // int32[chunks][bins] the same summed over all earlier chunks; counts up while slots are assigned
+  int64_t chunkReady;    // uint64[chunks] epoch for which the histogram is complete
+  int64_t sendDone;      // uint32[chunks] runs stored
+  int64_t combineDone;   // uint32[nranks][chunks] runs stored
+  int64_t sentRows;      // int64[nranks] records of the last dispatch
+  int64_t owners;        // int32[maxTokens][topk] rank of each entry, -1 for nobody
+  int64_t rankFirsts;    // uint64[maxTokens], see RecordHead
+  int64_t expertFirsts;  // uint64[maxTokens]
+  int64_t slots;         // int32[maxTokens][topk] record slot at the entry's rank, for entries that are first of theirs
+  int64_t indexes;       // expert layouts: int32[maxTokens][topk] rows' indexes, see RecordLayout
+  int64_t placeBases;    // [blocks] of: int64[nranks] first rows (rank layout) or int64[nranks][local experts]
+  int64_t placeStride;
+  int64_t offsets;       // [blocks] of: int64[local experts + 1] (expert layouts) or int64[nranks + 1]
+  int64_t offsetStride;
+  int64_t bytes;
+};
+
+struct HandleHead {
+  uint64_t dispatchEpoch;
+  int64_t numTokens;
+  int64_t refusal;      // moeResult_t with which the dispatch was refused by a rank, else 0
+  int64_t refusedBy;    // that rank
+  int64_t views;        // 1: the rows are still in the window
+  int64_t capacity;     // rows of the output (expert-padded: per expert)
+  moeSizes_t sizes;
+};
+
+struct HandleLayout {
+  int64_t head;
+  // What this rank sent.
+  int64_t ids;           // int32[maxTokens][topk]
+  int64_t weights;       // float[maxTokens][topk]
+  int64_t rankCounts;    // int32[maxTokens] distinct ranks of each token
+  // What this rank received.
+  int64_t sourceRows;    // int64[nranks]
+  int64_t sourceChunks;  // int32[nranks]
+  int64_t sourceFirst;   // int64[nranks] rank layout: first row of each source
+  int64_t chunkEnds;     // int32[nranks][chunks]
+  int64_t tokens;        // int32[nranks][maxTokens] source token of each record
+  int64_t ordinals;      // int32[nranks][maxTokens]
+  int64_t rows;          // expert layouts: int32[nranks][maxTokens][topk] output row, -1: not here or left out
+  int64_t rowWeights;    // expert layouts: float[nranks][maxTokens][topk]
+  int64_t bytes;
+};
+
+struct Layout {
+  Shape shape;
+  RecordLayout record;
+  WindowLayout window;
+  WorkspaceLayout workspace;
+  HandleLayout handle;
+};
+
+int64_t dataTypeBytes(int32_t type);
+
+// `config` must have passed checkConfig. `blocks`: most blocks that one operation runs.
+Layout makeLayout(const moeConfig_t& config, int nranks, int rank, int blocks);
+
+}  // namespace moe
