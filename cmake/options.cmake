@@ -43,6 +43,10 @@ add_compile_options(
   "$<${host_languages}:-ffp-contract=off>"
   # Error texts and debug info name files from the root of the project, not of the machine.
   "$<${host_languages}:-ffile-prefix-map=${PROJECT_SOURCE_DIR}/=>")
+# GCC 12 sees overlaps in std::string that are not there (its bug 105651).
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-Wno-restrict>")
+endif()
 if(MOE_WERROR)
   add_compile_options("$<${host_languages}:-Werror>")
 endif()

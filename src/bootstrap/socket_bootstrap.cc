@@ -105,7 +105,8 @@ std::pair<FrameChannel, std::string> findRoot(const Meeting& meeting, const Hand
       if (count > 1) slice = std::min(slice, kLongestSlice);
       Attempt attempt = tryAddress(meeting.addresses[i], meeting, handshake, limit.within(slice));
       if (attempt.channel) return {std::move(*attempt.channel), meeting.addresses[i].text()};
-      problems[i] = std::move(attempt.problem);
+      // An attempt that the limit cut off says less than the one before it.
+      if (problems[i].empty() || !limit.passed()) problems[i] = std::move(attempt.problem);
       hope = hope || attempt.worthAnotherTry || meeting.rootMayComeLater;
     }
     if (!hope || limit.passed()) failToReach(meeting, handshake.rank, problems, hope);
