@@ -13,10 +13,10 @@ namespace moe::perf {
 // What a dispatch delivered.
 struct Received {
   bool views = false;
-  int64_t maxTokens = 0;   // views: rows of each source's part
-  moeRows_t tokens{};      // where the rows lie
-  moeRows_t scales{};      // fp8 only
-  int64_t capacity = 0;    // rows that the outputs hold
+  int64_t maxTokens = 0;  // views: rows of each source's part
+  moeRows_t tokens{};     // where the rows lie
+  moeRows_t scales{};     // fp8 only
+  int64_t capacity = 0;   // rows that the outputs hold
   int64_t firstExpert = 0;
   moeIdType_t idType = moeInt64;
   const void* ids = nullptr;

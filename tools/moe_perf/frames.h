@@ -2,12 +2,12 @@
 // Messages from the ranks to the starter: JSON behind a 4-byte length, through a pipe.
 #pragma once
 
+#include <unistd.h>
+
 #include <cstddef>
 #include <string>
 #include <utility>
 #include <vector>
-
-#include <unistd.h>
 
 #include "world.h"
 

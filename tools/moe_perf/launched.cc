@@ -54,6 +54,8 @@ int runLaunched(const Options& options, Routing& routing) {
   try {
     bool right = runRank(world, options, routing);
     return world.finish(true, right);
+  } catch (const Follower&) {
+    return world.finish(false, false);
   } catch (const std::exception& error) {
     team->abort();
     world.emit({{"kind", "error"}, {"text", cat("failed: ", error.what())}});

@@ -9,14 +9,13 @@
 #include <cstring>
 #include <fstream>
 #include <sstream>
-
-#include "memory.h"
+#include <vector>
 
 namespace moe::perf {
 namespace {
 
 // Source and target of all ranks together are twice this.
-constexpr int64_t kCopyBytes = int64_t{128} << 20;
+constexpr int64_t kCopyBytes = int64_t{64} << 20;
 constexpr int kCopyRuns = 7;
 
 // A line "name: value" of a file in /proc.
@@ -38,28 +37,6 @@ int64_t memoryValue(const char* name) {
   return kilobytes * 1024;
 }
 
-// Copies through a ring of memory, so that each run finds other bytes than the last one left in the cache.
-class CopyRing {
- public:
-  explicit CopyRing(int64_t bytes) : source_(bytes), target_(bytes) {
-    std::memset(source_.data(), 1, static_cast<size_t>(bytes));
-    std::memset(target_.data(), 2, static_cast<size_t>(bytes));
-  }
-
-  void copy(int64_t bytes) {
-    while (bytes > 0) {
-      int64_t part = std::min(bytes, source_.bytes() - at_);
-      std::memcpy(target_.data() + at_, source_.data() + at_, static_cast<size_t>(part));
-      at_ = (at_ + part) % source_.bytes();
-      bytes -= part;
-    }
-  }
-
- private:
-  Buffer source_, target_;
-  int64_t at_ = 0;
-};
-
 }  // namespace
 
 std::string cpuModel() {
@@ -77,19 +54,34 @@ int usableCores() {
 int64_t totalMemory() { return memoryValue("MemTotal"); }
 int64_t availableMemory() { return std::max<int64_t>(memoryValue("MemAvailable"), int64_t{64} << 20); }
 
-double measureCopyLimit(Team& team, int64_t bytes) {
+CopyLimit::CopyLimit(Team& team) : team_(team) {
+  int64_t bytes = std::max<int64_t>(std::min(kCopyBytes, availableMemory() / 8) / team.size(), int64_t{1} << 20);
+  source_ = Buffer(bytes);
+  target_ = Buffer(bytes);
+  source_.poison(1, bytes);
+  target_.poison(2, bytes);
+}
+
+void CopyLimit::copy(int64_t bytes) {
+  while (bytes > 0) {
+    int64_t part = std::min(bytes, source_.bytes() - at_);
+    std::memcpy(target_.data() + at_, source_.data() + at_, static_cast<size_t>(part));
+    at_ = (at_ + part) % source_.bytes();
+    bytes -= part;
+  }
+}
+
+double CopyLimit::measure(int64_t bytes) {
   if (bytes == 0) return 0;
-  int64_t memory = std::min(kCopyBytes, availableMemory() / 8);
-  CopyRing ring(std::max<int64_t>(memory / team.size(), int64_t{1} << 20));
   std::vector<double> speeds;
   for (int run = 0; run < kCopyRuns; ++run) {
-    team.barrier();
+    team_.barrier();
     auto start = std::chrono::steady_clock::now();
-    ring.copy(bytes);
+    copy(bytes);
     double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     double slowest = 0;
-    for (const auto& rank : team.gather({seconds})) slowest = std::max(slowest, rank[0]);
-    speeds.push_back(static_cast<double>(bytes) / slowest / 1e9);
+    for (const auto& rank : team_.gather({seconds})) slowest = std::max(slowest, rank[0]);
+    speeds.push_back(slowest > 0 ? static_cast<double>(bytes) / slowest / 1e9 : 0);
   }
   std::nth_element(speeds.begin(), speeds.begin() + kCopyRuns / 2, speeds.end());
   return speeds[kCopyRuns / 2];

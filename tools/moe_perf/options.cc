@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "options.h"
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <sstream>
-
-#include <CLI/CLI.hpp>
 
 #include "text.h"
 
@@ -163,8 +162,9 @@ void declareSizes(CLI::App& app, Options& o, Texts& t) {
   app.add_option("-w", o.warmups, "warm-up iterations (5)");
   app.add_option("-c", t.check, "1: compare every received and every combined row with the oracle; 0: do not (1)");
   app.add_option("-p", o.processes, "ranks as processes that moe_perf starts");
-  app.add_option("-t", o.threads, "ranks as threads of one process. Without -p and -t: rank and size come from the "
-                                  "launcher's environment (torchrun, mpirun, srun)");
+  app.add_option("-t", o.threads,
+                 "ranks as threads of one process. Without -p and -t: rank and size come from the "
+                 "launcher's environment (torchrun, mpirun, srun)");
   app.add_option("--hidden", o.hidden, "elements in a token's row (7168)");
   app.add_option("--experts", o.experts, "experts of all ranks together (256)");
   app.add_option("--topk", o.topk, "experts per token (8)");
@@ -196,10 +196,11 @@ void declareChoices(CLI::App& app, Options& o, Texts& t) {
     std::string name = later.option;
     if (name == "--path") continue;
     bool flag = name == "--graph" || name == "--halves";
-    CLI::Option* option = flag ? app.add_flag_callback(name, [&t, i] { t.later[i] = "on"; }, "not in this version")
-                               : app.add_option(name, t.later[i],
-                                                later.without.empty()
-                                                    ? "not in this version"
+    CLI::Option* option =
+        flag ? app.add_flag_callback(
+                   name, [&t, i] { t.later[i] = "on"; }, "not in this version")
+             : app.add_option(name, t.later[i],
+                              later.without.empty() ? "not in this version"
                                                     : cat("only ", joined(later.without), " in this version"));
     option->group("Of other versions");
   }
@@ -294,6 +295,8 @@ Options parseOptions(const std::vector<std::string>& arguments) {
   Texts t;
   CLI::App app("Times and checks moecl's dispatch and combine.", "moe_perf");
   app.set_help_flag();
+  // Scripts add options behind their usual ones: the last one counts.
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   app.add_flag("-h,--help", o.help, "print this text and exit");
   declareSizes(app, o, t);
   declareChoices(app, o, t);
@@ -342,8 +345,8 @@ const char* nameOf(Op value) { return textOf(value, kOps); }
 std::string nameOf(const RoutingSpec& routing) {
   std::string name = textOf(routing.kind, kRoutings);
   if (routing.kind == RoutingKind::kFile) return name + ":" + routing.path;
-  bool plain = routing.kind == RoutingKind::kUniform || routing.kind == RoutingKind::kSame ||
-               routing.kind == RoutingKind::kLast;
+  bool plain =
+      routing.kind == RoutingKind::kUniform || routing.kind == RoutingKind::kSame || routing.kind == RoutingKind::kLast;
   return plain ? name : cat(name, ":", routing.parameter);
 }
 

@@ -59,7 +59,8 @@ void placeByExpert(const Shape& shape, const std::vector<Pick>& picks, ExpectedR
   for (size_t expert = 0; expert < experts; ++expert) {
     int64_t count = out->expertCounts[expert];
     most = std::max(most, count);
-    out->expertOffsets[expert + 1] = out->expertOffsets[expert] + (padded ? shape.capacity : roundUp(count, shape.align));
+    out->expertOffsets[expert + 1] =
+        out->expertOffsets[expert] + (padded ? shape.capacity : roundUp(count, shape.align));
   }
   std::vector<int64_t> filled(experts, 0);
   for (const Pick& pick : picks) {
@@ -120,7 +121,6 @@ ExpectedReceive expectReceive(const Shape& shape, int rank, const std::vector<Ro
     }
   }
   if (shape.layout == moeLayoutRank) {
-    for (const Pick& pick : picks) ++out.expertCounts[static_cast<size_t>(pick.expert)];
     placeByRank(shape, picks, &out);
   } else {
     placeByExpert(shape, picks, &out);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a dispatch must deliver and a combine must return, computed from the routing alone as the header's contract says.
+// What a dispatch must deliver and a combine return, computed from the routing alone as the header's contract says.
 #pragma once
 
 #include <cstdint>

@@ -119,7 +119,8 @@ void Report::printHeader(const Json& header) {
   std::fprintf(out_, "# reach: mapped inside a node; transport %s\n", header["transport"].get<std::string>().c_str());
   std::fprintf(out_, "# path: %s, %s\n", header["path"].get<std::string>().c_str(),
                header["path_origin"].get<std::string>().c_str());
-  std::fprintf(out_, "# layer: hidden %lld, experts %lld, top-%d, %s dispatch, %s combine, layout %s, align %lld, ids %s\n",
+  std::fprintf(out_,
+               "# layer: hidden %lld, experts %lld, top-%d, %s dispatch, %s combine, layout %s, align %lld, ids %s\n",
                static_cast<long long>(o.hidden), static_cast<long long>(o.experts), o.topk, nameOf(o.dtype),
                nameOf(o.combineDtype()), nameOf(o.layout), static_cast<long long>(o.align), nameOf(o.ids));
   std::fprintf(out_, "# output: %s; rows come in a fixed order\n", header["output"].get<std::string>().c_str());
@@ -127,26 +128,26 @@ void Report::printHeader(const Json& header) {
                static_cast<unsigned long long>(o.seed));
   if (o.stallRank >= 0) std::fprintf(out_, "# stall: rank %d sleeps %d ms before each call\n", o.stallRank, o.stallMs);
   const Json& model = header["model"];
-  std::fprintf(out_,
-               "# byte model: %.3f copies per token expected; dispatch %lld B of payload in %lld B records, %.0f B per "
-               "token; combine %lld B rows, %.0f B per token\n",
-               model["copies_per_token"].get<double>(), static_cast<long long>(model["payload_bytes"].get<int64_t>()),
-               static_cast<long long>(model["record_bytes"].get<int64_t>()),
-               model["dispatch_bytes_per_token"].get<double>(),
-               static_cast<long long>(model["combine_bytes"].get<int64_t>()),
-               model["combine_bytes_per_token"].get<double>());
+  std::fprintf(
+      out_,
+      "# byte model: %.3f copies per token expected; dispatch %lld B of payload in %lld B records, %.0f B per "
+      "token; combine %lld B rows, %.0f B per token\n",
+      model["copies_per_token"].get<double>(), static_cast<long long>(model["payload_bytes"].get<int64_t>()),
+      static_cast<long long>(model["record_bytes"].get<int64_t>()), model["dispatch_bytes_per_token"].get<double>(),
+      static_cast<long long>(model["combine_bytes"].get<int64_t>()), model["combine_bytes_per_token"].get<double>());
   printColumns();
 }
 
 void Report::printColumns() {
   const char* subject = options_.op == Op::kCombine ? "combine" : "dispatch";
-  std::fprintf(out_,
-               "# times: us of the slowest rank, %d calls after %d more; every call starts with all ranks at a barrier\n"
-               "# algbw: payload bytes of the rank that gets most / %s p50; wire: bytes that the library writes per rank "
-               "/ %s p50\n"
-               "# limit: memcpy of as many bytes per rank, all ranks at once, out of the cache, median; share: wire / "
-               "limit\n",
-               options_.iterations, options_.warmups, subject, subject);
+  std::fprintf(
+      out_,
+      "# times: us of the slowest rank, %d calls after %d more; every call starts with all ranks at a barrier\n"
+      "# algbw: payload bytes of the rank that gets most / %s p50; wire: bytes that the library writes per rank "
+      "/ %s p50\n"
+      "# limit: memcpy of as many bytes per rank, all ranks at once, out of the cache, median; share: wire / "
+      "limit\n",
+      options_.iterations, options_.warmups, subject, subject);
   std::fprintf(out_, "#%9s %9s %9s %11s %11s %11s %11s %9s %9s %9s %7s %8s %7s\n", "tokens", "rows", "rows", "dispatch",
                "dispatch", "combine", "combine", "algbw", "wire", "limit", "share", "copies", "wrong");
   std::fprintf(out_, "#%9s %9s %9s %11s %11s %11s %11s %9s %9s %9s %7s %8s %7s\n", "per rank", "min", "max", "p50 us",
@@ -176,9 +177,9 @@ void Report::printRow(const Json& row) {
                static_cast<long long>(row["tokens"].get<int64_t>()),
                static_cast<long long>(row["rows_min"].get<int64_t>()),
                static_cast<long long>(row["rows_max"].get<int64_t>()), time("dispatch", "p50_us").c_str(),
-               time("dispatch", "p99_us").c_str(), time("combine", "p50_us").c_str(),
-               time("combine", "p99_us").c_str(), number(rates, "algbw_gbs", 3).c_str(),
-               number(rates, "wire_gbs", 3).c_str(), moved ? number(rates, "limit_gbs", 3).c_str() : "-", share.c_str(),
+               time("dispatch", "p99_us").c_str(), time("combine", "p50_us").c_str(), time("combine", "p99_us").c_str(),
+               number(rates, "algbw_gbs", 3).c_str(), number(rates, "wire_gbs", 3).c_str(),
+               moved ? number(rates, "limit_gbs", 3).c_str() : "-", share.c_str(),
                number(row, "copies_per_token", 3).c_str(), wrong.c_str());
   std::fflush(out_);
 }
@@ -190,7 +191,10 @@ int Report::finish(bool complete) {
   int64_t checked = 0;
   for (const Json& row : document_["rows"]) checked += row["checked_rows"].get<int64_t>();
   bool ok = complete && rows == expected && wrong_ == 0 && overflowed_ == 0 && document_["errors"].empty();
-  document_["totals"] = {{"rows", rows}, {"rows_asked", expected}, {"checked_rows", checked}, {"wrong_rows", wrong_},
+  document_["totals"] = {{"rows", rows},
+                         {"rows_asked", expected},
+                         {"checked_rows", checked},
+                         {"wrong_rows", wrong_},
                          {"overflowed_calls", overflowed_}};
   document_["result"] = ok ? "OK" : "FAILED";
   std::string checks = options_.check ? cat(checked, " received and combined rows checked, ", wrong_, " wrong")

@@ -32,7 +32,7 @@ class Report {
 
   const Options& options_;
   std::FILE* out_;
-  bool progress_;       // stderr is a terminal
+  bool progress_;  // stderr is a terminal
   bool progressShown_ = false;
   Json document_;
   int64_t wrong_ = 0;

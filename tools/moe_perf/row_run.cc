@@ -117,7 +117,7 @@ void RowRun::bindReceive() {
   receive_.rowExperts = rowExperts_.as<int32_t>();
   receive_.rankCounts = rankCounts_.as<int32_t>();
   receive_.rankOffsets = byRank ? rankOffsets_.as<int64_t>() : nullptr;
-  receive_.expertCounts = expertCounts_.as<int32_t>();
+  receive_.expertCounts = byRank ? nullptr : expertCounts_.as<int32_t>();
   receive_.expertOffsets = byRank ? nullptr : expertOffsets_.as<int64_t>();
   receive_.sizes = sizes_.as<moeSizes_t>();
 
@@ -141,7 +141,7 @@ void RowRun::bindReceive() {
 
 // Fills every output that the coming call must write with values that no right answer has.
 void RowRun::poison(const ExpectedReceive& expected) {
-  constexpr unsigned char kNan = 0xff;   // every float type of all ones is a NaN
+  constexpr unsigned char kNan = 0xff;  // every float type of all ones is a NaN
   constexpr unsigned char kOdd = 0xa5;
   auto poisonRows = [&](const Buffer& buffer, unsigned char pattern, int64_t rowBytes) {
     for (const ExpectedRow& row : expected.rows) {

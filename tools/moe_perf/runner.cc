@@ -58,9 +58,7 @@ moeConfig_t configFor(const Options& options, int64_t maxTokens) {
   return config;
 }
 
-std::string versionText(int version) {
-  return cat(version / 10000, ".", version / 100 % 100, ".", version % 100);
-}
+std::string versionText(int version) { return cat(version / 10000, ".", version / 100 % 100, ".", version % 100); }
 
 double percentile(std::vector<double> values, double share) {
   if (values.empty()) return 0;
@@ -80,9 +78,13 @@ std::vector<double> slowestOf(Team& team, const std::vector<double>& mine) {
 class Runner {
  public:
   Runner(World& world, const Options& options, Routing& routing)
-      : world_(world), team_(world.team()), options_(options), routing_(routing),
+      : world_(world),
+        team_(world.team()),
+        options_(options),
+        routing_(routing),
         data_(options.seed, options.dtype, options.hidden),
-        context_{options, routing, data_, team_, options.corrupt} {}
+        context_{options, routing, data_, team_, options.corrupt},
+        copyLimit_(team_) {}
 
   bool run();
 
@@ -102,6 +104,7 @@ class Runner {
   Routing& routing_;
   TokenData data_;
   RunContext context_;
+  CopyLimit copyLimit_;
   Comm comm_{nullptr};
   moeInfo_t info_ = MOE_INFO_INIT;
   bool right_ = true;
@@ -118,7 +121,8 @@ void Runner::join(int64_t maxTokens) {
          " backend, for which this version of moe_perf has no buffers; pass --backend host");
   }
   if (!first) return;
-  if (options_.stallRank >= info_.nranks) usage("--stall: there is no rank ", options_.stallRank, " among ", info_.nranks);
+  if (options_.stallRank >= info_.nranks)
+    usage("--stall: there is no rank ", options_.stallRank, " among ", info_.nranks);
   routing_.setShape(info_.nranks, info_.nodes);
   emitHeader();
 }
@@ -190,6 +194,8 @@ bool Runner::run() {
     team_.barrier();
   }
   if (context_.corruptPending) {
+    // All ranks know; one tells.
+    if (team_.rank() != 0) throw Follower("--corrupt found no row");
     fail("--corrupt found no row to corrupt: no rank received a row in a checked iteration. Use more tokens, or -w 1");
   }
   return right_;
@@ -202,13 +208,17 @@ void Runner::runRow(int64_t tokens, int64_t maxTokens) {
     mine = row.run();
   }
   if (mine.verdict.wrongRows() > 0) {
-    world_.emit({{"kind", "note"}, {"text", cat(mine.verdict.wrongRows(), " wrong rows at ", tokens,
-                                                " tokens per rank; the first: ", mine.verdict.first())}});
+    world_.emit(
+        {{"kind", "note"},
+         {"text", cat(mine.verdict.wrongRows(), mine.verdict.wrongRows() == 1 ? " wrong row at " : " wrong rows at ",
+                      tokens, " tokens per rank; the first: ", mine.verdict.first())}});
   }
   if (mine.overflowed > 0) {
-    std::string text = cat("the outputs of ", options_.budget, " rows overflowed in ", mine.overflowed,
-                           " calls at ", tokens, " tokens per rank, and rows were lost; ", mine.requiredRows,
-                           " would have held everything: pass --budget ", mine.requiredRows, " or --exact");
+    bool padded = options_.layout == moeLayoutExpertPadded;
+    std::string text =
+        cat("the outputs of ", options_.budget, padded ? " rows per expert" : " rows", " overflowed in ",
+            mine.overflowed, " calls at ", tokens, " tokens per rank, and rows were lost; ", mine.requiredRows,
+            " would have held everything: pass --budget ", mine.requiredRows, padded ? "" : " or --exact");
     world_.emit({{"kind", "note"}, {"text", text}});
   }
   Json row = gatherRow(tokens, mine);
@@ -260,14 +270,15 @@ void Runner::addRates(const RowMeasures& mine, Json* row) {
   (*row)["copies_per_token"] = tokens > 0 ? copies / tokens : 0.0;
   double bytes[] = {sum(static_cast<double>(mine.dispatchBytes)) / calls,
                     sum(static_cast<double>(mine.combineBytes)) / calls};
-  double payload[] = {static_cast<double>(data_.rowBytes() + data_.scaleBytes()),
-                      static_cast<double>(options_.hidden) * static_cast<double>(elementBytes(options_.combineDtype()))};
+  double payload[] = {
+      static_cast<double>(data_.rowBytes() + data_.scaleBytes()),
+      static_cast<double>(options_.hidden) * static_cast<double>(elementBytes(options_.combineDtype()))};
   const char* names[] = {"dispatch", "combine"};
   for (int i = 0; i < 2; ++i) {
     if (!row->contains(names[i])) continue;
     Json& part = (*row)[names[i]];
     double us = part["p50_us"];
-    double limit = measureCopyLimit(team_, std::llround(bytes[i]));
+    double limit = copyLimit_.measure(std::llround(bytes[i]));
     double wire = us > 0 ? bytes[i] / us / 1e3 : 0;
     part["wire_bytes_per_rank"] = bytes[i];
     part["algbw_gbs"] = us > 0 ? (*row)["rows_busiest_mean"].get<double>() * payload[i] / us / 1e3 : 0;
@@ -296,8 +307,6 @@ void Runner::gatherFaults(const RowMeasures& mine, Json* row) {
 
 }  // namespace
 
-bool runRank(World& world, const Options& options, Routing& routing) {
-  return Runner(world, options, routing).run();
-}
+bool runRank(World& world, const Options& options, Routing& routing) { return Runner(world, options, routing).run(); }
 
 }  // namespace moe::perf

@@ -59,8 +59,8 @@ sigset_t watchedSignals() {
 struct Rank {
   pid_t pid = -1;
   bool running = false;
-  bool done = false;      // has come to its end
-  bool explained = false; // has said why it will not
+  bool done = false;       // has come to its end
+  bool explained = false;  // has said why it will not
   Fd ids, results;
   FrameReader reader;
 };
@@ -106,8 +106,7 @@ Starter::Starter(const Options& options, const std::vector<std::string>& argumen
   blockFd_ = moveUp(memfd_create("moe_perf", MFD_CLOEXEC), "memfd_create");
   auto bytes = SharedBlock::bytes(options.processes);
   if (ftruncate(blockFd_.get(), bytes) != 0) fail("ftruncate: ", std::strerror(errno));
-  void* memory =
-      mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, blockFd_.get(), 0);
+  void* memory = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, blockFd_.get(), 0);
   if (memory == MAP_FAILED) fail("cannot map what the ranks share: ", std::strerror(errno));
   block_ = static_cast<SharedBlock*>(memory);
 }

@@ -100,8 +100,7 @@ std::unique_ptr<CommTeam> CommTeam::join(std::chrono::milliseconds patience) {
   }
 }
 
-CommTeam::CommTeam(moeComm_t comm, const moeInfo_t& info, bool* owned)
-    : Team(info.rank, info.nranks), comm_(comm) {
+CommTeam::CommTeam(moeComm_t comm, const moeInfo_t& info, bool* owned) : Team(info.rank, info.nranks), comm_(comm) {
   int64_t tokens = (info.nranks + kIdsPerToken - 1) / kIdsPerToken;
   ids_.assign(static_cast<size_t>(tokens * kIdsPerToken), -1);
   rows_.assign(static_cast<size_t>(tokens) * kWords, 0.0);

@@ -2,7 +2,6 @@
 // Reading a recorded routing.
 #include <cmath>
 #include <fstream>
-
 #include <nlohmann/json.hpp>
 
 #include "routing.h"

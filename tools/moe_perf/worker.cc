@@ -63,8 +63,8 @@ class WorkerWorld : public World {
 };
 
 SharedBlock* mapBlock(int ranks) {
-  void* memory = mmap(nullptr, static_cast<size_t>(SharedBlock::bytes(ranks)), PROT_READ | PROT_WRITE, MAP_SHARED,
-                      kBlockFd, 0);
+  void* memory =
+      mmap(nullptr, static_cast<size_t>(SharedBlock::bytes(ranks)), PROT_READ | PROT_WRITE, MAP_SHARED, kBlockFd, 0);
   if (memory == MAP_FAILED) fail("cannot map what the ranks share: ", std::strerror(errno));
   return static_cast<SharedBlock*>(memory);
 }
