@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # What the tests of moe_perf share. Sourced, after `set -euo pipefail`.
 perf=$MOE_BIN/moe_perf
+# The library takes MOE_* variables for settings and warns of those it does not know.
+export -n MOE_BIN MOE_SOURCE
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 failures=0
