@@ -22,7 +22,8 @@ says err '^moe_perf: rank [02] \(pid [0-9]+\) failed: moeDispatch: timeout: .*ra
 
 # start ARGUMENT...: a run that would take minutes, once its header is out. Sets starter and ranks (pids).
 start() {
-  "$perf" "${layer[@]}" -p 3 -b 4 -e 4 -n 1000000 -c 0 "$@" >"$work/out" 2>"$work/err" &
+  rm -f "$work/out"  # the header waited for is not the last run's
+  "$perf" "${layer[@]}" -p 3 -b 200 -e 200 -n 1000000 -c 0 "$@" >"$work/out" 2>"$work/err" &
   starter=$!
   await 20 grep -q '^#.*tokens' "$work/out" || complain "no header: $(cat "$work/err")"
   mapfile -t ranks < <(awk '/^# rank [0-9]+ pid/ { print $5 }' "$work/out")
