@@ -131,10 +131,22 @@ struct ConfigCopy {
 using namespace moe;
 
 const char* moeGetErrorString(moeResult_t result) {
-  static const char* const names[] = {"success",        "invalid argument",   "invalid usage", "mismatch between ranks",
-                                      "system error",   "out of memory",      "unsupported",   "internal error",
-                                      "timeout",        "aborted",            "rank lost",     "refused by a peer",
-                                      "too many in flight", "overflow",       "in progress",   "device error"};
+  static const char* const names[] = {"success",
+                                      "invalid argument",
+                                      "invalid usage",
+                                      "mismatch between ranks",
+                                      "system error",
+                                      "out of memory",
+                                      "unsupported",
+                                      "internal error",
+                                      "timeout",
+                                      "aborted",
+                                      "rank lost",
+                                      "refused by a peer",
+                                      "too many in flight",
+                                      "overflow",
+                                      "in progress",
+                                      "device error"};
   static_assert(sizeof(names) / sizeof(names[0]) == moeNumResults);
   return result >= 0 && result < moeNumResults ? names[result] : "unknown result";
 }
@@ -219,8 +231,12 @@ moeResult_t moeCommInitAll(moeComm_t* comms, int nranks, const moeConfig_t* conf
   });
 }
 
-moeResult_t moeGroupStart(void) { return edge([] { groupStart(); }); }
-moeResult_t moeGroupEnd(void) { return edge([] { groupEnd(); }); }
+moeResult_t moeGroupStart(void) {
+  return edge([] { groupStart(); });
+}
+moeResult_t moeGroupEnd(void) {
+  return edge([] { groupEnd(); });
+}
 
 moeResult_t moeCommGetAsyncError(moeComm_t comm, moeResult_t* state) {
   return edge([&] {
@@ -231,8 +247,12 @@ moeResult_t moeCommGetAsyncError(moeComm_t comm, moeResult_t* state) {
   });
 }
 
-moeResult_t moeCommAbort(moeComm_t comm) { return edge([&] { live(comm).abort(); }); }
-moeResult_t moeCommFinalize(moeComm_t comm) { return edge([&] { live(comm).finalize(); }); }
+moeResult_t moeCommAbort(moeComm_t comm) {
+  return edge([&] { live(comm).abort(); });
+}
+moeResult_t moeCommFinalize(moeComm_t comm) {
+  return edge([&] { live(comm).finalize(); });
+}
 
 moeResult_t moeCommDestroy(moeComm_t comm) {
   return edge([&] {
@@ -343,8 +363,8 @@ moeResult_t moeHandleDestroy(moeHandle_t handle) {
 moeResult_t moeDispatch(moeComm_t comm, const moeDispatchArgs_t* args, moeHandle_t handle, void* stream) {
   return edge([&] {
     Comm& target = live(comm);
-    moeDispatchArgs_t copy = takeStruct(args, "args", moeDispatchArgs_t MOE_DISPATCH_ARGS_INIT);
-    nowOrInGroup(comm, [=, &target] { dispatch(target, copy, live(handle), stream); });
+    auto taken = taking([=] { return takeStruct(args, "args", moeDispatchArgs_t MOE_DISPATCH_ARGS_INIT); });
+    nowOrInGroup(comm, [=, &target] { dispatch(target, taken, taking([=] { return live(handle); }), stream); });
   });
 }
 
@@ -370,7 +390,7 @@ moeResult_t moeGetViews(moeComm_t comm, moeHandle_t handle, moeRows_t* views, in
 moeResult_t moeCombine(moeComm_t comm, const moeCombineArgs_t* args, moeHandle_t handle, void* stream) {
   return edge([&] {
     Comm& target = live(comm);
-    moeCombineArgs_t copy = takeStruct(args, "args", moeCombineArgs_t MOE_COMBINE_ARGS_INIT);
-    nowOrInGroup(comm, [=, &target] { combine(target, copy, live(handle), stream); });
+    auto taken = taking([=] { return takeStruct(args, "args", moeCombineArgs_t MOE_COMBINE_ARGS_INIT); });
+    nowOrInGroup(comm, [=, &target] { combine(target, taken, taking([=] { return live(handle); }), stream); });
   });
 }

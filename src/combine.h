@@ -7,7 +7,8 @@
 
 namespace moe {
 
-// Throws Error. A combine that this rank refuses is refused on all ranks before it throws.
-void combine(Comm& comm, const moeCombineArgs_t& args, moeHandle* handle, void* stream);
+// Throws Error. A combine that this rank refuses, also for arguments that could not even be read, is refused on all
+// ranks before it throws.
+void combine(Comm& comm, const OrError<moeCombineArgs_t>& args, const OrError<moeHandle*>& handle, void* stream);
 
 }  // namespace moe

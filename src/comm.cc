@@ -167,7 +167,7 @@ void Comm::reachPeers(Bootstrap& bootstrap, const WaitLimit& limit) {
     windows.push_back(reached.window);
     if (reached.reach != Reach::kNone) continue;
     code = moeUnsupported;
-    trouble += cat(trouble.empty() ? "" : ", ", "it cannot share memory with rank ", peer, " because ", reached.reason);
+    trouble += cat(trouble.empty() ? "" : ", ", "it cannot share memory with rank ", peer, " ", reached.reason);
   }
   verdict();
   windows_ = backend_->publish(windows);
@@ -176,8 +176,9 @@ void Comm::reachPeers(Bootstrap& bootstrap, const WaitLimit& limit) {
 void Comm::requireReady() {
   moeResult_t now = state_.load(std::memory_order_acquire);
   if (now == moeInProgress) {
-    fail(moeInProgress, "the communicator's init has not finished; poll moeCommGetAsyncError until it is not "
-                        "moeInProgress");
+    fail(moeInProgress,
+         "the communicator's init has not finished; poll moeCommGetAsyncError until it is not "
+         "moeInProgress");
   }
   if (now != moeSuccess) {
     std::string text;
@@ -260,8 +261,8 @@ std::string Comm::describe(const Failure& failure, const char* operation) const 
   switch (failure.code) {
     case moeAborted: return cat("rank ", rank_, ": moeCommAbort ended this ", operation);
     case moeTimeout:
-      return cat("rank ", rank_, " waited ", config_.timeoutMs, " ms in its ", operation, " for rank ", failure.peer, " ",
-                 awaitedText(failure.awaited), " (expected epoch ", failure.expected, ", saw ", failure.seen,
+      return cat("rank ", rank_, " waited ", config_.timeoutMs, " ms in its ", operation, " for rank ", failure.peer,
+                 " ", awaitedText(failure.awaited), " (expected epoch ", failure.expected, ", saw ", failure.seen,
                  "); rank ", failure.peer,
                  " has not made this call, is stopped, or is slower than config.timeoutMs allows");
     case moeRankLost: {
@@ -297,7 +298,8 @@ void Comm::settle(const Outcome& outcome, const char* operation) {
          " its dispatch number ", refusal.expected, "; all ranks must combine the handles of the same dispatch");
   }
   fail(moePeerRefused, "rank ", refusal.peer, " refused its part of this ", operation, " (",
-       moeGetErrorString(static_cast<moeResult_t>(refusal.code)), "), so nothing was delivered; its own error says why");
+       moeGetErrorString(static_cast<moeResult_t>(refusal.code)),
+       "), so nothing was delivered; its own error says why");
 }
 
 CommonArgs Comm::commonArgs(std::byte* handle) const {

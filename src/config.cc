@@ -70,11 +70,12 @@ void checkRows(const moeConfig_t& config, int nranks) {
     rows = static_cast<double>(local) * static_cast<double>(config.capacity);
   }
   if (rows > static_cast<double>(INT32_MAX) || arriving > static_cast<double>(INT32_MAX)) {
-    double most = static_cast<double>(config.maxTokensPerRank) * static_cast<double>(INT32_MAX) / std::max(rows, arriving);
-    fail(moeInvalidArgument, "config.maxTokensPerRank = ", config.maxTokensPerRank, " with ", nranks, " ranks in layout ",
-         layoutName(config.layout), " could bring ", static_cast<int64_t>(std::max(rows, arriving)),
-         " rows to one rank, but at most ", INT32_MAX, " are supported; the largest legal value is about ",
-         static_cast<int64_t>(most));
+    double most =
+        static_cast<double>(config.maxTokensPerRank) * static_cast<double>(INT32_MAX) / std::max(rows, arriving);
+    fail(moeInvalidArgument, "config.maxTokensPerRank = ", config.maxTokensPerRank, " with ", nranks,
+         " ranks in layout ", layoutName(config.layout), " could bring ",
+         static_cast<int64_t>(std::max(rows, arriving)), " rows to one rank, but at most ", INT32_MAX,
+         " are supported; the largest legal value is about ", static_cast<int64_t>(most));
   }
 }
 
@@ -121,7 +122,8 @@ const char* layoutName(int32_t layout) {
 
 moeConfig_t completeConfig(const moeConfig_t* given, int nranks) {
   moeConfig_t config = takeStruct(given, "config", moeConfig_t MOE_CONFIG_INIT);
-  if (nranks < 1 || nranks > kMaxRanks) fail(moeInvalidArgument, "nranks = ", nranks, ", but it must be from 1 to ", kMaxRanks);
+  if (nranks < 1 || nranks > kMaxRanks)
+    fail(moeInvalidArgument, "nranks = ", nranks, ", but it must be from 1 to ", kMaxRanks);
   if (config.expertAlign == 0) config.expertAlign = 1;
   if (config.buffers == 0) config.buffers = 2;
   if (config.timeoutMs == 0) config.timeoutMs = kDefaultTimeoutMs;

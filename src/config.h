@@ -11,8 +11,8 @@
 
 namespace moe {
 
-// Copies a versioned struct of the C ABI. Fields that an older caller does not have keep the initializer's value; a newer
-// caller's extra fields must be zero. `least` is the size of the struct's first version.
+// Copies a versioned struct of the C ABI. Fields that an older caller does not have keep the initializer's value; a
+// newer caller's extra fields must be zero. `least` is the size of the struct's first version.
 template <class Struct>
 Struct takeStruct(const Struct* given, const char* name, const Struct& initial, size_t least = sizeof(Struct)) {
   if (!given) fail(moeInvalidArgument, name, " is NULL");
@@ -24,7 +24,7 @@ Struct takeStruct(const Struct* given, const char* name, const Struct& initial, 
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
   for (size_t at = sizeof(Struct); at < size; ++at) {
     if (bytes[at] != 0) {
-      fail(moeUnsupported, name, "->size is ", size, " and byte ", at, " is set, but this library (version ",
+      fail(moeInvalidArgument, name, "->size is ", size, " and byte ", at, " is set, but this library (version ",
            MOE_VERSION_MAJOR, ".", MOE_VERSION_MINOR, ".", MOE_VERSION_PATCH, ") knows only ", sizeof(Struct),
            " bytes; the caller was built for a newer moecl");
     }

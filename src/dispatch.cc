@@ -32,6 +32,7 @@ int64_t checkRows(const Comm& comm, const moeRows_t& rows, int payload, bool may
     fail(moeInvalidArgument, name, ".strideBytes = ", rows.strideBytes, " is less than a row's ", bytes,
          " bytes; pass 0 for rows that follow each other");
   }
+  if (rows.reserved != 0) fail(moeInvalidArgument, name, ".reserved = ", rows.reserved, ", but it must be 0");
   if (!rows.data && !mayBeNull) fail(moeInvalidArgument, name, ".data is NULL");
   return rows.strideBytes != 0 ? rows.strideBytes : bytes;
 }
@@ -45,8 +46,8 @@ void checkIdType(int32_t type, const char* name) {
 void checkRouting(const Comm& comm, const moeDispatchArgs_t& args, const moeHandle& handle) {
   const moeConfig_t& config = comm.config();
   if (args.numTokens < 0 || args.numTokens > config.maxTokensPerRank) {
-    fail(moeInvalidArgument, "args.numTokens = ", args.numTokens, ", but it must be from 0 to config.maxTokensPerRank = ",
-         config.maxTokensPerRank);
+    fail(moeInvalidArgument, "args.numTokens = ", args.numTokens,
+         ", but it must be from 0 to config.maxTokensPerRank = ", config.maxTokensPerRank);
   }
   if (args.flags & ~(MOE_SEND_HALF | MOE_REUSE_ROUTING)) {
     fail(moeInvalidArgument, "args.flags = ", args.flags, " has unknown bits; known: MOE_SEND_HALF (1), ",
@@ -58,8 +59,8 @@ void checkRouting(const Comm& comm, const moeDispatchArgs_t& args, const moeHand
            "dispatch");
     }
     if (args.numTokens != handle.numTokens) {
-      fail(moeInvalidArgument, "args.numTokens = ", args.numTokens, " with MOE_REUSE_ROUTING, but the handle's dispatch ",
-           "had ", handle.numTokens, " tokens");
+      fail(moeInvalidArgument, "args.numTokens = ", args.numTokens,
+           " with MOE_REUSE_ROUTING, but the handle's dispatch ", "had ", handle.numTokens, " tokens");
     }
     return;
   }
@@ -69,7 +70,8 @@ void checkRouting(const Comm& comm, const moeDispatchArgs_t& args, const moeHand
   checkIdType(args.idType, "args.idType");
   if (args.numTokens > 0 && args.topk > 0) {
     if (!args.ids) {
-      fail(moeInvalidArgument, "args.ids is NULL, but args.numTokens = ", args.numTokens, " and args.topk = ", args.topk);
+      fail(moeInvalidArgument, "args.ids is NULL, but args.numTokens = ", args.numTokens,
+           " and args.topk = ", args.topk);
     }
     requireAligned(args.ids, args.idType == moeInt64 ? 8 : 4, "args.ids");
   }
@@ -91,7 +93,7 @@ void takeInputs(const Comm& comm, const moeDispatchArgs_t& args, DispatchArgs* p
   }
 }
 
-void takeOutputRows(const Comm& comm, const moeReceive_t& receive, DispatchArgs* plan) {
+void takeOutputRows(const Comm& comm, const moeReceive_t& receive, bool knownEmpty, DispatchArgs* plan) {
   const Shape& shape = comm.layout().shape;
   bool padded = shape.layout == moeLayoutExpertPadded;
   int64_t most = padded ? shape.capacity : shape.rowCapacity;
@@ -100,12 +102,9 @@ void takeOutputRows(const Comm& comm, const moeReceive_t& receive, DispatchArgs*
     fail(moeInvalidArgument, "receive.capacity = ", receive.capacity, ", but in moeLayoutExpertPadded it is fixed by ",
          "config.capacity = ", shape.capacity, "; pass that or 0");
   }
-  // An empty output has no address: frameworks pass NULL for a tensor of no rows.
-  bool empty = receive.capacity == 0 && !receive.rows[0].data;
-  plan->capacity = empty ? 0 : receive.capacity != 0 ? receive.capacity : most;
-  if (padded && empty && shape.rowCapacity > 0) {
-    fail(moeInvalidArgument, "receive.rows[0].data is NULL, but the output has ", shape.rowCapacity, " rows");
-  }
+  plan->capacity = receive.capacity != 0 ? receive.capacity : most;
+  // An output of which the caller knows that it stays empty has no address: frameworks pass NULL for no rows.
+  if (knownEmpty && receive.capacity == 0 && !receive.rows[0].data) plan->capacity = 0;
   for (int payload = 0; payload < shape.payloads; ++payload) {
     const moeRows_t& rows = receive.rows[payload];
     int64_t stride = checkRows(comm, rows, payload, plan->capacity == 0 || shape.rowCapacity == 0, "receive.rows");
@@ -113,15 +112,16 @@ void takeOutputRows(const Comm& comm, const moeReceive_t& receive, DispatchArgs*
   }
 }
 
-void takeOutputs(const Comm& comm, const moeReceive_t& receive, DispatchArgs* plan) {
+void takeOutputs(const Comm& comm, const moeReceive_t& receive, bool knownEmpty, DispatchArgs* plan) {
   const Shape& shape = comm.layout().shape;
   checkIdType(receive.idType, "receive.idType");
+  if (receive.reserved != 0) fail(moeInvalidArgument, "receive.reserved = ", receive.reserved, ", but it must be 0");
   plan->views = receive.rows == nullptr;
   if (!plan->views) {
-    takeOutputRows(comm, receive, plan);
+    takeOutputRows(comm, receive, knownEmpty, plan);
   } else if (shape.layout != moeLayoutRank) {
-    fail(moeInvalidArgument, "receive.rows is NULL, which asks for views, but config.layout is ", layoutName(shape.layout),
-         "; only moeLayoutRank has views");
+    fail(moeInvalidArgument, "receive.rows is NULL, which asks for views, but config.layout is ",
+         layoutName(shape.layout), "; only moeLayoutRank has views");
   } else if (receive.capacity != 0) {
     fail(moeInvalidArgument, "receive.capacity = ", receive.capacity, " with views (receive.rows is NULL); pass 0");
   }
@@ -160,8 +160,8 @@ DispatchArgs planDispatch(const Comm& comm, const moeDispatchArgs_t& args, const
   bool reuse = args.flags & MOE_REUSE_ROUTING;
   plan.phases = half ? kPhaseSend : kPhaseBoth;
   plan.numTokens = args.numTokens;
-  // In a repeated dispatch the ids are in the handle. Without any entries there is nothing to read, but the pointer still
-  // says that the routing is new.
+  // In a repeated dispatch the ids are in the handle. Without any entries there is nothing to read, but the pointer
+  // still says that the routing is new.
   static const int64_t kNoIds = 0;
   plan.topk = reuse ? comm.config().maxTopk : args.topk;
   plan.wideIds = args.idType == moeInt64;
@@ -170,7 +170,7 @@ DispatchArgs planDispatch(const Comm& comm, const moeDispatchArgs_t& args, const
   takeInputs(comm, args, &plan);
   if (!half) {
     if (!args.receive) fail(moeInvalidArgument, "args.receive is NULL; pass where to receive, or MOE_SEND_HALF");
-    takeOutputs(comm, takeStruct(args.receive, "args.receive", moeReceive_t MOE_RECEIVE_INIT), &plan);
+    takeOutputs(comm, takeStruct(args.receive, "args.receive", moeReceive_t MOE_RECEIVE_INIT), false, &plan);
   }
   return plan;
 }
@@ -195,15 +195,16 @@ void checkOverflow(Comm& comm, moeHandle* handle) {
        " were delivered. The dispatch is complete and its handle may be combined; the rows left out count as zero");
 }
 
-// A dispatch writes where the one `buffers` before it was received, so that one must have been waited for. All ranks make
-// the same calls, so all see this, and none needs to be told.
+// A dispatch writes where the one `buffers` before it was received, so that one must have been waited for. All ranks
+// make the same calls, so all see this, and none needs to be told.
 void checkInFlight(const Comm& comm) {
   auto buffers = static_cast<uint64_t>(comm.config().buffers);
   uint64_t next = comm.dispatchesSent + 1;
   for (uint64_t epoch : comm.pendingHalves) {
     if (epoch + buffers > next) continue;
-    fail(moeTooManyInFlight, "the send half of dispatch number ", epoch, " still awaits its moeWait, and dispatch number ",
-         next, " needs its buffer (config.buffers = ", buffers, "); complete it first, or raise config.buffers");
+    fail(moeTooManyInFlight, "the send half of dispatch number ", epoch,
+         " still awaits its moeWait, and dispatch number ", next, " needs its buffer (config.buffers = ", buffers,
+         "); complete it first, or raise config.buffers");
   }
 }
 
@@ -220,24 +221,27 @@ void checkHandle(const Comm& comm, const moeHandle* handle) {
   if (handle->comm != &comm) fail(moeInvalidArgument, "handle belongs to another communicator");
 }
 
-void dispatch(Comm& comm, const moeDispatchArgs_t& args, moeHandle* handle, void* stream) {
+void dispatch(Comm& comm, const OrError<moeDispatchArgs_t>& givenArgs, const OrError<moeHandle*>& givenHandle,
+              void* stream) {
   comm.requireReady();
   checkInFlight(comm);
-  bool half = args.flags & MOE_SEND_HALF;
   DispatchArgs plan{};
+  moeHandle* handle = nullptr;
   try {
-    plan = planDispatch(comm, args, handle);
+    handle = valueOrThrow(givenHandle);
+    plan = planDispatch(comm, valueOrThrow(givenArgs), handle);
   } catch (const Error& error) {
     refuse(comm, error.code(), stream);
     throw;
   }
   handle->state = HandleState::kEmpty;
+  handle->knownEmpty = false;
   Outcome outcome = comm.backend().dispatch(plan, stream);
   ++comm.dispatchesSent;
   comm.settle(outcome, "dispatch");
   handle->epoch = comm.dispatchesSent;
-  handle->numTokens = args.numTokens;
-  if (half) {
+  handle->numTokens = plan.numTokens;
+  if (plan.phases == kPhaseSend) {
     handle->state = HandleState::kSent;
     comm.pendingHalves.push_back(handle->epoch);
     return;
@@ -255,7 +259,7 @@ void wait(Comm& comm, moeHandle* handle, const moeReceive_t& receive, void* stre
   DispatchArgs plan{};
   plan.common = comm.commonArgs(handle->memory);
   plan.phases = kPhaseReceive;
-  takeOutputs(comm, receive, &plan);
+  takeOutputs(comm, receive, handle->knownEmpty, &plan);
   handle->state = HandleState::kEmpty;
   std::erase(comm.pendingHalves, handle->epoch);
   Outcome outcome = comm.backend().dispatch(plan, stream);
@@ -276,7 +280,9 @@ moeSizes_t getSizes(Comm& comm, moeHandle* handle, void* stream) {
     plan.capacity = INT64_MAX;
     comm.settle(comm.backend().count(plan, stream), "dispatch");
   }
-  return comm.backend().readHandle(handle->memory + comm.layout().handle.head).sizes;
+  moeSizes_t sizes = comm.backend().readHandle(handle->memory + comm.layout().handle.head).sizes;
+  handle->knownEmpty = sizes.requiredRows == 0;
+  return sizes;
 }
 
 bool viewsStand(const Comm& comm, const moeHandle& handle) {

@@ -7,8 +7,9 @@
 
 namespace moe {
 
-// Each throws Error. A dispatch that this rank refuses is refused on all ranks before it throws.
-void dispatch(Comm& comm, const moeDispatchArgs_t& args, moeHandle* handle, void* stream);
+// Each throws Error. A dispatch that this rank refuses, also for arguments that could not even be read, is refused on
+// all ranks before it throws.
+void dispatch(Comm& comm, const OrError<moeDispatchArgs_t>& args, const OrError<moeHandle*>& handle, void* stream);
 void wait(Comm& comm, moeHandle* handle, const moeReceive_t& receive, void* stream);
 moeSizes_t getSizes(Comm& comm, moeHandle* handle, void* stream);
 void getViews(Comm& comm, const moeHandle* handle, moeRows_t* views, int numViews);

@@ -21,8 +21,9 @@ struct moeHandle {
   moe::Comm* comm = nullptr;
   std::byte* memory = nullptr;
   moe::HandleState state = moe::HandleState::kEmpty;
-  uint64_t epoch = 0;     // of its dispatch, counted by the host
-  int64_t numTokens = 0;  // of its dispatch
-  bool routed = false;    // holds a routing that MOE_REUSE_ROUTING can repeat
-  bool views = false;     // its rows are in the window
+  uint64_t epoch = 0;       // of its dispatch, counted by the host
+  int64_t numTokens = 0;    // of its dispatch
+  bool routed = false;      // holds a routing that MOE_REUSE_ROUTING can repeat
+  bool knownEmpty = false;  // the caller has learned that its send half brings no rows
+  bool views = false;       // its rows are in the window
 };

@@ -140,10 +140,9 @@ WorkspaceLayout makeWorkspace(const Shape& shape, int blocks) {
   work.sendDone = at.take(4 * shape.chunks);
   work.combineDone = at.take(4 * ranks * shape.chunks);
   work.sentRows = at.take(8 * ranks);
-  work.owners = at.take(4 * shape.maxTokens * shape.topk);
-  work.rankFirsts = at.take(8 * shape.maxTokens);
-  work.expertFirsts = at.take(8 * shape.maxTokens);
-  work.slots = at.take(4 * shape.maxTokens * shape.topk);
+  work.routingStride = roundUp(routingBytes(shape), 256);
+  work.routing = at.take(shape.chunks * work.routingStride);
+  work.targets = at.take(8 * shape.maxTokens * shape.topk);
   work.indexes = at.take(expert ? 4 * shape.maxTokens * shape.topk : 0);
   work.placeStride = roundUp(8 * (expert ? ranks * local : ranks), 256);
   work.placeBases = at.take(blocks * work.placeStride);

@@ -15,8 +15,8 @@
 
 namespace moe {
 
-// Tokens whose completion is signalled together. Small enough that a receiver starts early, large enough that signals do
-// not matter.
+// Tokens whose completion is signalled together. Small enough that a receiver starts early, large enough that signals
+// do not matter.
 constexpr int64_t kChunkTokens = 64;
 // Contiguous rows that one warp handles as a unit; a divisor of kChunkTokens.
 constexpr int64_t kRunRows = 4;
@@ -70,13 +70,15 @@ struct Shape {
   MOE_HD int64_t bins() const { return nranks + (expertLayout() ? experts.experts : 0); }
 };
 
+// What the Router keeps of one chunk while it routes it: ids and owners (int32[kChunkTokens][topk]), the next slot or
+// index of each bin (int32[bins]), and flags (uint8[kChunkTokens][topk]).
+MOE_HD inline int64_t routingBytes(const Shape& shape) { return 9 * kChunkTokens * shape.topk + 4 * shape.bins(); }
+
 // A record: one token's data on the wire for one rank. The payload rows, each on a 16-byte boundary, then the head.
 struct RecordHead {
-  int32_t token;        // index at the source
+  int32_t token;  // index at the source
   int32_t reserved;
-  uint64_t rankFirsts;    // bit k: entry k is the token's first of its rank
-  uint64_t expertFirsts;  // bit k: entry k is the token's first of its expert
-  uint64_t reserved2;
+  uint64_t rankFirsts;  // bit k: entry k is the token's first of its rank
 };
 
 struct RecordLayout {
@@ -84,7 +86,8 @@ struct RecordLayout {
   int64_t head;     // RecordHead
   int64_t ids;      // int32[topk], -1 for nobody
   int64_t weights;  // float[topk]
-  int64_t indexes;  // expert layouts: int32[topk], the row's index among this source's rows for that expert
+  int64_t indexes;  // expert layouts: int32[topk], the row's index among this source's rows for that expert; -1 for an
+                    // entry that repeats an expert or is nobody's
   int64_t end;      // bytes in use, a multiple of 16
   int64_t stride;
 };
@@ -117,11 +120,11 @@ struct WindowLayout {
   int64_t chunkStride;    // bytes from one rank's chunk signals to the next's, dispatch and combine
   int64_t dispatchBytes;  // of one buffer
   // Within one buffer of combine:
-  int64_t rows;           // [maxTokens][distinct] partial rows
-  int64_t rowStride;      // bytes of one partial row
-  int64_t heads;          // [nranks] CombineHead, kSignalStride apart
-  int64_t headSignals;    // [nranks] epoch
-  int64_t combineSignals; // [nranks][chunks] epoch
+  int64_t rows;            // [maxTokens][distinct] partial rows
+  int64_t rowStride;       // bytes of one partial row
+  int64_t heads;           // [nranks] CombineHead, kSignalStride apart
+  int64_t headSignals;     // [nranks] epoch
+  int64_t combineSignals;  // [nranks][chunks] epoch
   int64_t combineBytes;
   // In the window:
   int64_t consumedDispatch;  // [nranks] epoch up to which that rank has read what this rank sent
@@ -144,21 +147,21 @@ struct Control {
 };
 
 struct WorkspaceLayout {
-  int64_t control;       // Control
-  int64_t histograms;    // int32[chunks][bins] entries of each chunk
-  int64_t chunkBases;    // int32[chunks][bins] the same summed over all earlier chunks; counts up while slots are assigned
-  int64_t chunkReady;    // uint64[chunks] epoch for which the histogram is complete
-  int64_t sendDone;      // uint32[chunks] runs stored
-  int64_t combineDone;   // uint32[nranks][chunks] runs stored
-  int64_t sentRows;      // int64[nranks] records of the last dispatch
-  int64_t owners;        // int32[maxTokens][topk] rank of each entry, -1 for nobody
-  int64_t rankFirsts;    // uint64[maxTokens], see RecordHead
-  int64_t expertFirsts;  // uint64[maxTokens]
-  int64_t slots;         // int32[maxTokens][topk] record slot at the entry's rank, for entries that are first of theirs
-  int64_t indexes;       // expert layouts: int32[maxTokens][topk] rows' indexes, see RecordLayout
-  int64_t placeBases;    // [blocks] of: int64[nranks] first rows (rank layout) or int64[nranks][local experts]
+  int64_t control;      // Control
+  int64_t histograms;   // int32[chunks][bins] entries of each chunk
+  int64_t chunkBases;   // int32[chunks][bins] the same summed over all earlier chunks
+  int64_t chunkReady;   // uint64[chunks] epoch for which the histogram is complete
+  int64_t sendDone;     // uint32[chunks] runs stored
+  int64_t combineDone;  // uint32[nranks][chunks] runs stored
+  int64_t sentRows;     // int64[nranks] records of the last dispatch
+  int64_t routing;      // [chunks] what the Router needs of a chunk, where an Exec has no faster memory
+  int64_t routingStride;
+  int64_t targets;     // int64[maxTokens][topk] packed rank and record slot (Target) of each entry that is the first of
+                       // its rank in its token, else -1
+  int64_t indexes;     // expert layouts: int32[maxTokens][topk], see RecordLayout
+  int64_t placeBases;  // [blocks] of: int64[nranks] first rows (rank layout) or int64[nranks][local experts]
   int64_t placeStride;
-  int64_t offsets;       // [blocks] of: int64[local experts + 1] (expert layouts) or int64[nranks + 1]
+  int64_t offsets;  // [blocks] of: int64[local experts + 1] (expert layouts) or int64[nranks + 1]
   int64_t offsetStride;
   int64_t bytes;
 };
@@ -166,19 +169,19 @@ struct WorkspaceLayout {
 struct HandleHead {
   uint64_t dispatchEpoch;
   int64_t numTokens;
-  int64_t refusal;      // moeResult_t with which the dispatch was refused by a rank, else 0
-  int64_t refusedBy;    // that rank
-  int64_t views;        // 1: the rows are still in the window
-  int64_t capacity;     // rows of the output (expert-padded: per expert)
+  int64_t refusal;    // moeResult_t with which the dispatch was refused by a rank, else 0
+  int64_t refusedBy;  // that rank
+  int64_t views;      // 1: the rows are still in the window
+  int64_t capacity;   // rows of the output (expert-padded: per expert)
   moeSizes_t sizes;
 };
 
 struct HandleLayout {
   int64_t head;
   // What this rank sent.
-  int64_t ids;           // int32[maxTokens][topk]
-  int64_t weights;       // float[maxTokens][topk]
-  int64_t rankCounts;    // int32[maxTokens] distinct ranks of each token
+  int64_t ids;         // int32[maxTokens][topk]
+  int64_t weights;     // float[maxTokens][topk]
+  int64_t rankCounts;  // int32[maxTokens] distinct ranks of each token
   // What this rank received.
   int64_t sourceRows;    // int64[nranks]
   int64_t sourceChunks;  // int32[nranks]

@@ -7,6 +7,7 @@
 #include <exception>
 #include <string>
 #include <utility>
+#include <variant>
 
 #include "base/text.h"
 #include "moe.h"
@@ -34,6 +35,25 @@ template <class... Parts>
 template <class... Parts>
 [[noreturn]] void failErrno(int error, const Parts&... parts) {
   throw Error(error == ENOMEM ? moeOutOfMemory : moeSystemError, cat(parts..., ": ", std::strerror(error)));
+}
+
+// A value, or the error that came up when it was to be had: for errors that must be dealt with later.
+template <class Value>
+using OrError = std::variant<Value, Error>;
+
+template <class Make>
+auto taking(Make&& make) -> OrError<decltype(make())> {
+  try {
+    return make();
+  } catch (const Error& error) {
+    return error;
+  }
+}
+
+template <class Value>
+const Value& valueOrThrow(const OrError<Value>& given) {
+  if (const Error* error = std::get_if<Error>(&given)) throw *error;
+  return std::get<Value>(given);
 }
 
 }  // namespace moe

@@ -35,8 +35,8 @@ std::vector<std::string> CallbackBootstrap::allGather(const std::string& mine, c
   }
   // The rank and the round travel along, because an all-gather with another order would do harm far from here.
   const uint64_t round = round_++;
-  std::string heads = call(ByteWriter().number(int64_t{rank()}).number(round).number(uint64_t{mine.size()}).take(),
-                           "lengths", limit);
+  std::string heads =
+      call(ByteWriter().number(int64_t{rank()}).number(round).number(uint64_t{mine.size()}).take(), "lengths", limit);
   ByteReader in(heads);
   std::vector<uint64_t> lengths;
   for (int each = 0; each < nranks(); ++each) {

@@ -7,8 +7,8 @@
 
 namespace moe {
 
-// Lengths differ between ranks and the caller's all-gather wants equal ones: it is called once for the lengths, and once
-// for the pieces, padded to the longest. It cannot be interrupted, so the limit is looked at between the calls.
+// Lengths differ between ranks and the caller's all-gather wants equal ones: it is called once for the lengths, and
+// once for the pieces, padded to the longest. It cannot be interrupted, so the limit is looked at between the calls.
 class CallbackBootstrap final : public Bootstrap {
  public:
   CallbackBootstrap(const moeBootstrap_t& callbacks, int rank, int nranks);

@@ -65,8 +65,8 @@ std::optional<Launch> fromTorchrun(const Environment& environment) {
   std::string address = environment.text("MASTER_ADDR");
   // Ranks started by hand often lack LOCAL_WORLD_SIZE. A master on loopback then says that they are on one host.
   bool loopback = address.empty() || address == "localhost" || address == "::1" || address.starts_with("127.");
-  result.oneHost = environment.has("LOCAL_WORLD_SIZE") ? environment.number("LOCAL_WORLD_SIZE") == result.rank.nranks
-                                                       : loopback;
+  result.oneHost =
+      environment.has("LOCAL_WORLD_SIZE") ? environment.number("LOCAL_WORLD_SIZE") == result.rank.nranks : loopback;
   result.job = cat("torchrun ", environment.text("TORCHELASTIC_RUN_ID"), " ",
                    environment.text("TORCHELASTIC_RESTART_COUNT"), " ", address, " ", environment.text("MASTER_PORT"));
   return result;
@@ -207,7 +207,8 @@ std::unique_ptr<Bootstrap> joinOnOneHost(const std::string& job, MeetingNumber n
 std::unique_ptr<Bootstrap> joinAtCommId(const std::string& commId, const std::string& secret, MeetingNumber number,
                                         const LaunchedRank& me, const WaitLimit& limit) {
   if (secret.empty()) {
-    fail(moeInvalidUsage, "MOE_COMM_ID=", commId, " is set and MOE_COMM_SECRET is not; set it to one value, hard to guess, "
+    fail(moeInvalidUsage, "MOE_COMM_ID=", commId,
+         " is set and MOE_COMM_SECRET is not; set it to one value, hard to guess, "
          "for all ranks of this job");
   }
   Meeting meeting;

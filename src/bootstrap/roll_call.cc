@@ -33,8 +33,8 @@ bool RollCall::join(int rank, int nranks) {
     end(moeMismatch, cat("rank ", rank, " says nranks = ", nranks, " but rank ", firstRank_, " says ", nranks_,
                          "; pass the same nranks on every rank"));
   } else if (rank < 0 || rank >= nranks) {
-    end(moeInvalidArgument, cat("a process joined as rank ", rank, ", which is not from 0 to nranks - 1 = ",
-                                nranks - 1, "; ranks count from 0"));
+    end(moeInvalidArgument, cat("a process joined as rank ", rank, ", which is not from 0 to nranks - 1 = ", nranks - 1,
+                                "; ranks count from 0"));
   } else if (started() && state(rank).joined) {
     end(moeMismatch, cat("rank ", rank, " joined twice; give every process a rank of its own, and every communicator",
                          " an id of its own"));
@@ -72,7 +72,8 @@ bool RollCall::leave(int rank) {
   state(rank).left = true;
   ++leftCount_;
   if (partCount_ == 0 && complete()) return true;
-  end(moeRankLost, cat("rank ", rank, partCount_ > 0 ? " left while others wait for it" : " left before all had joined"));
+  end(moeRankLost,
+      cat("rank ", rank, partCount_ > 0 ? " left while others wait for it" : " left before all had joined"));
   return false;
 }
 

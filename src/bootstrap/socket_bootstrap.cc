@@ -82,7 +82,8 @@ Attempt tryAddress(const SocketAddress& address, const Meeting& meeting, const H
   }
 }
 
-[[noreturn]] void failToReach(const Meeting& meeting, int rank, const std::vector<std::string>& problems, bool timedOut) {
+[[noreturn]] void failToReach(const Meeting& meeting, int rank, const std::vector<std::string>& problems,
+                              bool timedOut) {
   std::string tried;
   for (size_t i = 0; i < problems.size(); ++i) {
     if (problems[i].empty()) continue;

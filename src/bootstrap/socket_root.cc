@@ -124,14 +124,16 @@ bool Root::finished() const {
 }
 
 size_t Root::strangers() const {
-  auto count = std::count_if(connections_.begin(), connections_.end(), [](const Connection& c) { return c.stranger(); });
+  auto count =
+      std::count_if(connections_.begin(), connections_.end(), [](const Connection& c) { return c.stranger(); });
   return static_cast<size_t>(count);
 }
 
 void Root::makeRoom() {
   if (strangers() < options_.mostStrangers) return;
   // The list is in order of age.
-  auto oldest = std::find_if(connections_.begin(), connections_.end(), [](const Connection& c) { return c.stranger(); });
+  auto oldest =
+      std::find_if(connections_.begin(), connections_.end(), [](const Connection& c) { return c.stranger(); });
   if (Deadline::Clock::now() - oldest->accepted >= options_.leastHandshakeTime) connections_.erase(oldest);
 }
 
@@ -180,8 +182,9 @@ void Root::acceptFrom(int listener) {
     }
     // What else accept may say is about one connection that has already gone.
     if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-      std::string problem = cat("the process that holds the rendezvous cannot accept connections: ",
-                                std::strerror(errno), "; raise its limit of open files (ulimit -n)");
+      std::string problem =
+          cat("the process that holds the rendezvous cannot accept connections: ", std::strerror(errno),
+              "; raise its limit of open files (ulimit -n)");
       if (acceptProblem_.empty()) log(LogLevel::kWarn, problem);
       acceptProblem_ = problem;
       acceptAgain_ = Deadline::in(kAcceptPause);
@@ -326,10 +329,8 @@ void Root::tellMissing() {
 void Root::tellVerdict() {
   if (!roll_.verdict()) return;
   if (!lingerEnds_) lingerEnds_ = Deadline::in(std::min(kLinger, options_.patience));
-  std::string payload = ByteWriter()
-                            .number(static_cast<int32_t>(roll_.verdict()->code()))
-                            .bytes(roll_.verdict()->text())
-                            .take();
+  std::string payload =
+      ByteWriter().number(static_cast<int32_t>(roll_.verdict()->code())).bytes(roll_.verdict()->text()).take();
   for (Connection& each : connections_) {
     if (each.stage != Stage::kJoined) continue;
     each.channel.send(FrameType::kFailed, payload);

@@ -45,8 +45,8 @@ struct DispatchArgs {
   // Send half.
   int64_t numTokens;
   int32_t topk;
-  int32_t wideIds;   // 1: int64 ids
-  const void* ids;   // null: the handle's (a repeated dispatch)
+  int32_t wideIds;  // 1: int64 ids
+  const void* ids;  // null: the handle's (a repeated dispatch)
   const float* weights;
   RowsIn inputs[kMaxPayloads];
   // Receive half; see moeReceive_t.

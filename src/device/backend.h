@@ -11,7 +11,7 @@ namespace moe {
 
 // How an operation ended, as far as it is known when the call returns.
 struct Outcome {
-  bool ok = true;     // false: `failure` says which wait did not end
+  bool ok = true;  // false: `failure` says which wait did not end
   Failure failure{};
   Refusal refusal{};  // code != 0: a rank refused its part
 };

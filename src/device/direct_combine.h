@@ -1,90 +1,62 @@
 // SPDX-License-Identifier: Apache-2.0
-// The direct path's combine. The expert's rank adds a token's local rows and writes one partial row into the token's own
-// slot at its source: the address came with the token. The source adds the partial rows of each token.
+// The direct path's combine. The expert's rank adds a token's local rows and writes one partial row into the token's
+// own slot at its source: the address came with the token. The source adds the partial rows of each token.
 #pragma once
 
-#include "device/direct_send.h"
+#include "device/direct_receive.h"
 #include "device/epochs.h"
 #include "device/window_view.h"
 
 namespace moe {
 
-// Partial rows for all sources as a reduce job, chunk by chunk, sources in turn.
+// What the two ways of sending partial rows share: which record is next, where its partial row goes, and the signals.
 template <class X>
-class PartialJob {
+class PartialRows {
  public:
-  MOE_HD PartialJob(const X& x, const CombineArgs& a, uint64_t epoch)
-      : a_(a), layout_(a.common.layout), shape_(layout_.shape), handle_(a.common), work_(a.common), epoch_(epoch),
-        warp_(int64_t{x.block()} * x.warps() + x.warp()), warps_(int64_t{a.common.sendBlocks} * x.warps()) {}
+  MOE_HD PartialRows(const X& x, const CombineArgs& a, uint64_t epoch)
+      : a_(a),
+        layout_(a.common.layout),
+        shape_(layout_.shape),
+        handle_(a.common),
+        work_(a.common),
+        epoch_(epoch),
+        runs_(shape_, int64_t{x.block()} * x.warps() + x.warp(), int64_t{a.common.sendBlocks} * x.warps()) {}
 
   MOE_HD int64_t rows() const {
     int64_t chunks = 0;
     for (int source = 0; source < shape_.nranks; ++source) chunks = larger(chunks, *handle_.sourceChunks(source));
-    int64_t runs = chunks * kRunsPerChunk * shape_.nranks;
-    return warp_ < runs ? ceilDiv(runs - warp_, warps_) * kRunRows : 0;
-  }
-
-  MOE_HD bool weighted() const { return a_.applyWeights && shape_.expertLayout(); }
-  MOE_HD int32_t type() const { return shape_.combineType; }
-  MOE_HD int64_t elements() const { return shape_.hidden; }
-  MOE_HD int64_t rowBytes() const { return shape_.combineRowBytes; }
-
-  MOE_HD RowStep begin(X&, int64_t i) {
-    if (i % kRunRows == 0) enterRun(i);
-    return first_ + i % kRunRows < end_ ? RowStep::kCarry : RowStep::kSkip;
-  }
-
-  MOE_HD int sources(int64_t i, ReduceSource* list) const {
-    int64_t slot = first_ + i % kRunRows;
-    if (!shape_.expertLayout()) {
-      int64_t row = *handle_.sourceFirst(source_) + slot;
-      if (row >= a_.common.handleHead()->capacity) return 0;
-      list[0] = {inputRow(row, slot), 1.0f};
-      return 1;
-    }
-    int count = 0;
-    const int32_t* rows = handle_.rows(source_, slot);
-    const float* weights = handle_.rowWeights(source_, slot);
-    for (int k = 0; k < shape_.topk; ++k) {
-      if (rows[k] >= 0) list[count++] = {inputRow(rows[k], slot), weights[k]};
-    }
-    return count;
-  }
-
-  MOE_HD std::byte* result(int64_t i) const {
-    int64_t slot = first_ + i % kRunRows;
-    CombineWindow window(layout_, a_.common.windows[source_], epoch_);
-    return window.row(*handle_.token(source_, slot), *handle_.ordinal(source_, slot));
+    return runs_.rows(chunks);
   }
 
   MOE_HD void finished(X& x, int64_t i) const {
-    if (i % kRunRows != kRunRows - 1 || x.lane() != 0 || chunk_ < 0) return;
-    if (x.arrive(work_.combineDone(source_, chunk_), 1) != kRunsPerChunk) return;
-    x.reset(work_.combineDone(source_, chunk_));
-    CombineWindow window(layout_, a_.common.windows[source_], epoch_);
-    x.signal(window.chunkSignal(shape_.rank, chunk_), epoch_);
+    if (i % kRunRows != kRunRows - 1 || x.lane() != 0) return;
+    int source = runs_.source(i);
+    int64_t chunk = runs_.chunk(i);
+    if (chunk >= *handle_.sourceChunks(source)) return;
+    if (x.arrive(work_.combineDone(source, chunk), 1) != kRunsPerChunk) return;
+    x.reset(work_.combineDone(source, chunk));
+    CombineWindow window(layout_, a_.common.windows[source], epoch_);
+    x.signal(window.chunkSignal(shape_.rank, chunk), epoch_);
   }
 
- private:
-  MOE_HD void enterRun(int64_t i) {
-    int64_t run = warp_ + i / kRunRows * warps_;
-    source_ = static_cast<int>((shape_.rank + run % shape_.nranks) % shape_.nranks);
-    int64_t inSource = run / shape_.nranks;
-    chunk_ = inSource / kRunsPerChunk;
-    first_ = end_ = 0;
-    if (chunk_ >= *handle_.sourceChunks(source_)) {
-      chunk_ = -1;
-      return;
+ protected:
+  // The slot of the i-th record, or -1 if there is none.
+  MOE_HD int64_t enter(int64_t i) {
+    if (i % kRunRows == 0) {
+      source_ = runs_.source(i);
+      int64_t chunk = runs_.chunk(i);
+      bool some = chunk < *handle_.sourceChunks(source_);
+      const int32_t* ends = handle_.chunkEnds(source_);
+      begin_ = some && chunk > 0 ? ends[chunk - 1] : 0;
+      end_ = some ? ends[chunk] : 0;
     }
-    const int32_t* ends = handle_.chunkEnds(source_);
-    first_ = (chunk_ > 0 ? ends[chunk_ - 1] : 0) + inSource % kRunsPerChunk * kRunRows;
-    end_ = smaller(ends[chunk_], first_ + kRunRows);
+    int64_t slot = begin_ + runs_.row(i);
+    return slot < end_ ? slot : -1;
   }
 
-  MOE_HD const std::byte* inputRow(int64_t row, int64_t slot) const {
-    if (!a_.inPlace) return a_.rows.data + row * a_.rows.stride;
-    DispatchWindow window(layout_, a_.common.window(), a_.common.handleHead()->dispatchEpoch);
-    return window.record(source_, slot) + layout_.record.payload[0];
+  MOE_HD std::byte* partialRow(int64_t slot) const {
+    CombineWindow window(layout_, a_.common.windows[source_], epoch_);
+    return window.row(*handle_.token(source_, slot), *handle_.ordinal(source_, slot));
   }
 
   const CombineArgs& a_;
@@ -93,9 +65,97 @@ class PartialJob {
   HandleView handle_;
   Workspace work_;
   uint64_t epoch_;
-  int64_t warp_, warps_;
+  SourceRuns runs_;
   int source_ = 0;
-  int64_t chunk_ = -1, first_ = 0, end_ = 0;
+  int64_t begin_ = 0, end_ = 0;
+};
+
+// Expert layouts: the rows of a token's local experts are added, as a reduce job.
+template <class X>
+class SumJob : public PartialRows<X> {
+ public:
+  using PartialRows<X>::PartialRows;
+
+  MOE_HD bool weighted() const { return this->a_.applyWeights; }
+  MOE_HD int32_t type() const { return this->shape_.combineType; }
+  MOE_HD int64_t elements() const { return this->shape_.hidden; }
+  MOE_HD int64_t rowBytes() const { return this->shape_.combineRowBytes; }
+
+  MOE_HD RowStep begin(X& x, int64_t i, ReduceItem& item) {
+    int64_t slot = this->enter(i);
+    if (slot < 0) return RowStep::kSkip;
+    const int32_t* rows = this->handle_.rows(this->source_, slot);
+    const float* weights = this->handle_.rowWeights(this->source_, slot);
+    int count = 0;
+    for (int from = 0; from < this->shape_.topk; from += x.lanes()) {
+      int k = from + x.lane();
+      int32_t row = k < this->shape_.topk ? rows[k] : -1;
+      uint64_t valid = x.ballot(row >= 0);
+      if (row >= 0) {
+        item.sources()[count + popcount(valid & x.lanesBelow())] = {this->a_.rows.data + row * this->a_.rows.stride,
+                                                                    weights[k]};
+      }
+      count += popcount(valid);
+    }
+    if (x.lane() == 0) {
+      item.result = this->partialRow(slot);
+      item.count = count;
+    }
+    return RowStep::kCarry;
+  }
+};
+
+// moeLayoutRank: the caller's row is the partial row, as a stream job.
+template <class X>
+class CopyJob : public PartialRows<X> {
+ public:
+  using PartialRows<X>::PartialRows;
+
+  MOE_HD int64_t itemBytes() const { return static_cast<int64_t>(sizeof(Item)); }
+
+  MOE_HD RowStep begin(X& x, int64_t i, std::byte* memory) {
+    int64_t slot = this->enter(i);
+    if (slot < 0) return RowStep::kSkip;
+    if (x.lane() == 0) *reinterpret_cast<Item*>(memory) = {inputRow(slot), this->partialRow(slot)};
+    return RowStep::kCarry;
+  }
+
+  template <class Row>
+  MOE_HD void gather(const std::byte* memory, Row& row) const {
+    const std::byte* from = reinterpret_cast<const Item*>(memory)->from;
+    if (from) row.load(0, from, this->shape_.combineRowBytes);
+  }
+
+  // A row that the dispatch's output had no room for counts as zero.
+  MOE_HD int64_t fillOffset() const { return 0; }
+  MOE_HD int64_t fillBytes() const { return 0; }
+  MOE_HD void fill(X&, const std::byte*, std::byte*) const {}
+
+  template <class Row>
+  MOE_HD void scatter(const std::byte* memory, const Row& row) const {
+    const auto* item = reinterpret_cast<const Item*>(memory);
+    if (item->from) {
+      row.store(item->to, 0, this->shape_.combineRowBytes);
+    } else {
+      row.clear(item->to, this->shape_.combineRowBytes);
+    }
+  }
+
+ private:
+  struct Item {
+    const std::byte* from;  // null: nothing was delivered
+    std::byte* to;
+  };
+
+  MOE_HD const std::byte* inputRow(int64_t slot) const {
+    const CombineArgs& a = this->a_;
+    if (a.inPlace) {
+      DispatchWindow window(this->layout_, a.common.window(), a.common.handleHead()->dispatchEpoch);
+      return window.record(this->source_, slot) + this->layout_.record.payload[0];
+    }
+    int64_t row = *this->handle_.sourceFirst(this->source_) + slot;
+    return row < a.common.handleHead()->capacity ? a.rows.data + row * a.rows.stride : nullptr;
+  }
 };
 
 // This rank's tokens as a reduce job.
@@ -103,12 +163,14 @@ template <class X>
 class TokenJob {
  public:
   MOE_HD TokenJob(const X& x, const CombineArgs& a, uint64_t epoch)
-      : a_(a), shape_(a.common.layout.shape), handle_(a.common), window_(a.common.layout, a.common.window(), epoch),
-        epoch_(epoch), tokens_(a.common.handleHead()->numTokens) {
-    int64_t block = x.block() - (a.common.blocks - a.common.receiveBlocks);
-    warp_ = block * x.warps() + x.warp();
-    warps_ = int64_t{a.common.receiveBlocks} * x.warps();
-  }
+      : a_(a),
+        shape_(a.common.layout.shape),
+        handle_(a.common),
+        window_(a.common.layout, a.common.window(), epoch),
+        epoch_(epoch),
+        tokens_(a.common.handleHead()->numTokens),
+        warp_(receivingWarp(x, a.common)),
+        warps_(int64_t{a.common.receiveBlocks} * x.warps()) {}
 
   MOE_HD int64_t rows() const {
     int64_t runs = ceilDiv(tokens_, kRunRows);
@@ -120,33 +182,32 @@ class TokenJob {
   MOE_HD int64_t elements() const { return shape_.hidden; }
   MOE_HD int64_t rowBytes() const { return shape_.combineRowBytes; }
 
-  MOE_HD RowStep begin(X& x, int64_t i) {
-    int64_t token = tokenOf(i);
+  MOE_HD RowStep begin(X& x, int64_t i, ReduceItem& item) {
+    int64_t token = (warp_ + i / kRunRows * warps_) * kRunRows + i % kRunRows;
     if (token >= tokens_) return RowStep::kSkip;
-    int64_t chunk = token / kChunkTokens;
-    if (chunk != chunk_) {
-      bool ok = true;
-      for (int sender = x.lane(); ok && sender < shape_.nranks; sender += x.lanes()) {
-        ok = x.wait(window_.chunkSignal(sender, chunk), epoch_, Awaited::kCombineRows, sender);
-      }
-      if (!x.warpAll(ok)) return RowStep::kFailed;
-      chunk_ = chunk;
+    if (!waitForChunk(x, token / kChunkTokens)) return RowStep::kFailed;
+    int count = *handle_.rankCount(token);
+    for (int ordinal = x.lane(); ordinal < count; ordinal += x.lanes()) {
+      item.sources()[ordinal] = {window_.row(token, ordinal), 1.0f};
+    }
+    if (x.lane() == 0) {
+      item.result = a_.output.data + token * a_.output.stride;
+      item.count = count;
     }
     return RowStep::kCarry;
   }
-
-  MOE_HD int sources(int64_t i, ReduceSource* list) const {
-    int64_t token = tokenOf(i);
-    int count = *handle_.rankCount(token);
-    for (int ordinal = 0; ordinal < count; ++ordinal) list[ordinal] = {window_.row(token, ordinal), 1.0f};
-    return count;
-  }
-
-  MOE_HD std::byte* result(int64_t i) const { return a_.output.data + tokenOf(i) * a_.output.stride; }
   MOE_HD void finished(X&, int64_t) const {}
 
  private:
-  MOE_HD int64_t tokenOf(int64_t i) const { return (warp_ + i / kRunRows * warps_) * kRunRows + i % kRunRows; }
+  MOE_HD bool waitForChunk(X& x, int64_t chunk) {
+    if (chunk == chunk_) return true;
+    bool ok = true;
+    for (int sender = x.lane(); ok && sender < shape_.nranks; sender += x.lanes()) {
+      ok = x.wait(window_.chunkSignal(sender, chunk), epoch_, Awaited::kCombineRows, sender);
+    }
+    chunk_ = chunk;
+    return x.warpAll(ok);
+  }
 
   const CombineArgs& a_;
   const Shape& shape_;
@@ -154,7 +215,7 @@ class TokenJob {
   CombineWindow window_;
   uint64_t epoch_;
   int64_t tokens_;
-  int64_t warp_ = 0, warps_ = 1;
+  int64_t warp_, warps_;
   int64_t chunk_ = -1;
 };
 
@@ -231,6 +292,16 @@ MOE_HD void finishCombine(X& x, const CombineArgs& a, uint64_t epoch) {
   head->views = 0;
 }
 
+template <class X>
+MOE_HD bool sendPartialRows(X& x, const CombineArgs& a, uint64_t epoch) {
+  if (a.common.layout.shape.expertLayout()) {
+    SumJob<X> job(x, a, epoch);
+    return x.reduceRows(job.rows(), job);
+  }
+  CopyJob<X> job(x, a, epoch);
+  return x.streamRows(job.rows(), job);
+}
+
 // A combine on every warp of the grid. False after a failure, which the Exec has recorded.
 template <class X>
 MOE_HD bool directCombine(X& x, const CombineArgs& a) {
@@ -240,10 +311,7 @@ MOE_HD bool directCombine(X& x, const CombineArgs& a) {
   if (x.block() < a.common.sendBlocks) {
     ok = waitConsumed(x, a.common, epoch, consumedCombine);
     if (ok && x.block() == 0) tellHeads(x, a, epoch);
-    if (ok && a.common.handle) {
-      PartialJob<X> job(x, a, epoch);
-      ok = x.reduceRows(job.rows(), job);
-    }
+    if (ok && a.common.handle) ok = sendPartialRows(x, a, epoch);
   }
   if (!x.barrier(ok)) return false;
   if (x.block() >= a.common.blocks - a.common.receiveBlocks && !receiveCombine(x, a, epoch)) return false;

@@ -86,7 +86,8 @@ MOE_HD void writeCounts(const X& x, const DispatchArgs& a, const Arrivals<X>& ar
   if (a.outSizes) *a.outSizes = sizes;
 }
 
-// A dispatch that somebody refused: nothing is placed, but what was sent is waited for, so that the buffers stay in step.
+// A dispatch that somebody refused: nothing is placed, but what was sent is waited for, so that the buffers stay in
+// step.
 template <class X>
 MOE_HD bool drainDispatch(X& x, const DispatchArgs& a, const Arrivals<X>& arrivals, uint64_t epoch) {
   const Shape& shape = a.common.layout.shape;

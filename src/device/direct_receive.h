@@ -18,8 +18,14 @@ template <class X>
 class Arrivals {
  public:
   MOE_HD Arrivals(X& x, const DispatchArgs& a, uint64_t epoch)
-      : x_(x), a_(a), layout_(a.common.layout), shape_(layout_.shape), window_(layout_, a.common.window(), epoch),
-        epoch_(epoch), local_(shape_.localExperts()), bases_(Workspace(a.common).placeBases(x.block())),
+      : x_(x),
+        a_(a),
+        layout_(a.common.layout),
+        shape_(layout_.shape),
+        window_(layout_, a.common.window(), epoch),
+        epoch_(epoch),
+        local_(shape_.localExperts()),
+        bases_(Workspace(a.common).placeBases(x.block())),
         offsets_(Workspace(a.common).offsets(x.block())) {}
 
   MOE_HD const DispatchWindow& window() const { return window_; }
@@ -170,40 +176,77 @@ class Arrivals {
   int64_t* offsets_;  // expert layouts: [local expert + 1] first rows
 };
 
-// The rows of all sources as a stream job, chunk by chunk, sources in turn so that every source's link is read.
+// Which rows of which source a warp takes as its i-th ones: chunk by chunk, sources in turn, so that every source's
+// link is in use.
+class SourceRuns {
+ public:
+  MOE_HD SourceRuns(const Shape& shape, int64_t warp, int64_t warps) : shape_(shape), warp_(warp), warps_(warps) {}
+
+  // Rows that a warp goes through when the longest source has `chunks` chunks.
+  MOE_HD int64_t rows(int64_t chunks) const {
+    int64_t runs = chunks * kRunsPerChunk * shape_.nranks;
+    return warp_ < runs ? ceilDiv(runs - warp_, warps_) * kRunRows : 0;
+  }
+  MOE_HD int source(int64_t i) const {
+    return static_cast<int>((shape_.rank + run(i) % shape_.nranks) % shape_.nranks);
+  }
+  MOE_HD int64_t chunk(int64_t i) const { return run(i) / shape_.nranks / kRunsPerChunk; }
+  // Among the records of its chunk.
+  MOE_HD int64_t row(int64_t i) const { return run(i) / shape_.nranks % kRunsPerChunk * kRunRows + i % kRunRows; }
+
+ private:
+  MOE_HD int64_t run(int64_t i) const { return warp_ + i / kRunRows * warps_; }
+
+  const Shape& shape_;
+  int64_t warp_, warps_;
+};
+
+template <class X>
+MOE_HD int64_t receivingWarp(const X& x, const CommonArgs& common) {
+  return int64_t{x.block() - (common.blocks - common.receiveBlocks)} * x.warps() + x.warp();
+}
+
+// The rows of all sources as a stream job.
 template <class X>
 class PlaceJob {
  public:
   MOE_HD PlaceJob(const X& x, const DispatchArgs& a, const Arrivals<X>& arrivals, uint64_t epoch)
-      : a_(a), layout_(a.common.layout), shape_(layout_.shape), arrivals_(arrivals), handle_(a.common), epoch_(epoch),
-        firstExpert_(shape_.experts.first(shape_.rank)) {
-    int64_t block = x.block() - (a.common.blocks - a.common.receiveBlocks);
-    warp_ = block * x.warps() + x.warp();
-    warps_ = int64_t{a.common.receiveBlocks} * x.warps();
-  }
+      : a_(a),
+        layout_(a.common.layout),
+        shape_(layout_.shape),
+        arrivals_(arrivals),
+        handle_(a.common),
+        epoch_(epoch),
+        firstExpert_(shape_.experts.first(shape_.rank)),
+        runs_(shape_, receivingWarp(x, a.common), int64_t{a.common.receiveBlocks} * x.warps()) {}
 
   MOE_HD int64_t rows() const {
     int64_t chunks = 0;
-    for (int source = 0; source < shape_.nranks; ++source) {
-      chunks = larger(chunks, arrivals_.counts(source).chunks);
-    }
-    int64_t runs = chunks * kRunsPerChunk * shape_.nranks;
-    return warp_ < runs ? ceilDiv(runs - warp_, warps_) * kRunRows : 0;
+    for (int source = 0; source < shape_.nranks; ++source) chunks = larger(chunks, arrivals_.counts(source).chunks);
+    return runs_.rows(chunks);
   }
 
-  MOE_HD RowStep begin(X& x, int64_t i) {
+  MOE_HD int64_t itemBytes() const { return static_cast<int64_t>(sizeof(Item)) + 4 * int64_t{shape_.topk}; }
+
+  MOE_HD RowStep begin(X& x, int64_t i, std::byte* memory) {
     if (i % kRunRows == 0 && !enterRun(x, i)) return RowStep::kFailed;
-    int64_t slot = first_ + i % kRunRows;
+    int64_t slot = begin_ + runs_.row(i);
     if (slot >= end_) return RowStep::kSkip;
-    const std::byte* record = arrivals_.window().record(source_, slot);
-    if (!noteRecord(x, record, slot)) return RowStep::kFailed;
-    x.warpBarrier();
-    return carries(slot) ? RowStep::kCarry : RowStep::kSkip;
+    auto* item = reinterpret_cast<Item*>(memory);
+    if (x.lane() == 0) *item = {source_, static_cast<int32_t>(slot)};
+    bool carries = false;
+    bool ok = noteRecord(x, *item, arrivals_.window().record(source_, slot), slot, &carries);
+    if (!x.warpAll(ok)) {
+      x.fail(moeInternalError, Awaited::kValidCounts, source_, static_cast<uint64_t>(slot), 0);
+      return RowStep::kFailed;
+    }
+    return x.ballot(carries) ? RowStep::kCarry : RowStep::kSkip;
   }
 
   template <class Row>
-  MOE_HD void gather(int64_t i, Row& row) const {
-    const std::byte* record = arrivals_.window().record(source_, first_ + i % kRunRows);
+  MOE_HD void gather(const std::byte* memory, Row& row) const {
+    const auto* item = reinterpret_cast<const Item*>(memory);
+    const std::byte* record = arrivals_.window().record(item->source, item->slot);
     for (int payload = 0; payload < shape_.payloads; ++payload) {
       int64_t at = layout_.record.payload[payload];
       row.load(at, record + at, shape_.payloadBytes[payload]);
@@ -212,93 +255,85 @@ class PlaceJob {
 
   MOE_HD int64_t fillOffset() const { return 0; }
   MOE_HD int64_t fillBytes() const { return 0; }
-  MOE_HD void fill(X&, int64_t, std::byte*) const {}
+  MOE_HD void fill(X&, const std::byte*, std::byte*) const {}
 
   template <class Row>
-  MOE_HD void scatter(int64_t i, const Row& row) const {
-    int64_t slot = first_ + i % kRunRows;
+  MOE_HD void scatter(const std::byte* memory, const Row& row) const {
+    const auto* item = reinterpret_cast<const Item*>(memory);
     if (!shape_.expertLayout()) {
-      storePayloads(row, arrivals_.sourceRow(source_, slot));
+      storePayloads(row, arrivals_.sourceRow(item->source, item->slot));
       return;
     }
-    const int32_t* rows = handle_.rows(source_, slot);
     for (int k = 0; k < shape_.topk; ++k) {
-      if (rows[k] >= 0) storePayloads(row, rows[k]);
+      if (item->rows()[k] >= 0) storePayloads(row, item->rows()[k]);
     }
   }
 
   MOE_HD void finished(X&, int64_t) const {}
 
  private:
-  // Finds the run's source and slots, and waits for its chunk.
+  struct Item {
+    int32_t source, slot;
+    // Expert layouts: the output row of each entry, or -1; they follow the struct.
+    MOE_HD int32_t* rows() { return reinterpret_cast<int32_t*>(this + 1); }
+    MOE_HD const int32_t* rows() const { return reinterpret_cast<const int32_t*>(this + 1); }
+  };
+
+  // Finds the run's source and the records of its chunk, and waits for them.
   MOE_HD bool enterRun(X& x, int64_t i) {
-    int64_t run = warp_ + i / kRunRows * warps_;
-    source_ = static_cast<int>((shape_.rank + run % shape_.nranks) % shape_.nranks);
-    int64_t inSource = run / shape_.nranks;
-    int64_t chunk = inSource / kRunsPerChunk;
-    first_ = end_ = 0;
+    source_ = runs_.source(i);
+    int64_t chunk = runs_.chunk(i);
+    begin_ = end_ = 0;
     if (chunk >= arrivals_.counts(source_).chunks) return true;
     bool ok = true;
     if (x.lane() == 0) ok = x.wait(arrivals_.window().chunkSignal(source_, chunk), epoch_, Awaited::kRows, source_);
     if (!x.warpAll(ok)) return false;
     const int32_t* ends = arrivals_.window().chunkEnds(source_);
-    int64_t begin = chunk > 0 ? ends[chunk - 1] : 0;
-    int64_t end = ends[chunk];
-    if (begin < 0 || end < begin || end > begin + kChunkTokens || end > arrivals_.counts(source_).rows) {
-      x.fail(moeInternalError, Awaited::kValidCounts, source_, static_cast<uint64_t>(begin), static_cast<uint64_t>(end));
-      return false;
-    }
-    first_ = begin + inSource % kRunsPerChunk * kRunRows;
-    end_ = smaller(end, first_ + kRunRows);
-    return true;
-  }
-
-  MOE_HD bool isLocal(int32_t id) const { return id >= firstExpert_ && id < firstExpert_ + arrivals_.local(); }
-
-  // Takes a record's routing into the handle and the caller's arrays.
-  MOE_HD bool noteRecord(X& x, const std::byte* record, int64_t slot) {
-    const auto* head = reinterpret_cast<const RecordHead*>(record + layout_.record.head);
-    const auto* ids = reinterpret_cast<const int32_t*>(record + layout_.record.ids);
-    bool ok = head->token >= 0 && head->token < arrivals_.counts(source_).tokens;
-    if (x.lane() == 0) {
-      int mine = 0;
-      while (mine < shape_.topk && !isLocal(ids[mine])) ++mine;
-      ok = ok && mine < shape_.topk;
-      int ordinal = popcount(head->rankFirsts & ((uint64_t{1} << (mine % 64)) - 1));
-      ok = ok && ordinal < shape_.distinct;
-      *handle_.token(source_, slot) = head->token;
-      *handle_.ordinal(source_, slot) = ordinal;
-    }
-    for (int k = x.lane(); ok && k < shape_.topk; k += x.lanes()) {
-      ok = shape_.expertLayout() ? noteExpertRow(record, slot, k) : noteRankEntry(record, slot, k);
-    }
-    ok = x.warpAll(ok);
+    begin_ = chunk > 0 ? ends[chunk - 1] : 0;
+    end_ = ends[chunk];
+    ok = begin_ >= 0 && end_ >= begin_ && end_ <= begin_ + kChunkTokens && end_ <= arrivals_.counts(source_).rows;
     if (!ok) {
-      x.fail(moeInternalError, Awaited::kValidCounts, source_, static_cast<uint64_t>(slot),
-             static_cast<uint64_t>(head->token));
-    } else if (!shape_.expertLayout() && a_.outSources && x.lane() == 0 && inOutput(slot)) {
-      noteSource(arrivals_.sourceRow(source_, slot), head->token);
+      x.fail(moeInternalError, Awaited::kValidCounts, source_, static_cast<uint64_t>(begin_),
+             static_cast<uint64_t>(end_));
     }
     return ok;
   }
 
-  MOE_HD bool inOutput(int64_t slot) const {
-    return a_.views || arrivals_.sourceRow(source_, slot) < a_.capacity;
-  }
+  MOE_HD bool isLocal(int32_t id) const { return id >= firstExpert_ && id < firstExpert_ + arrivals_.local(); }
 
-  MOE_HD bool carries(int64_t slot) const {
-    if (a_.views) return false;
-    if (!shape_.expertLayout()) return inOutput(slot);
-    const int32_t* rows = handle_.rows(source_, slot);
-    for (int k = 0; k < shape_.topk; ++k) {
-      if (rows[k] >= 0) return true;
+  // Takes a record's routing into the item, the handle and the caller's arrays; lanes take entries. False if it breaks
+  // a rule. *carries: this lane has a row to store.
+  MOE_HD bool noteRecord(X& x, Item& item, const std::byte* record, int64_t slot, bool* carries) const {
+    const auto head = *reinterpret_cast<const RecordHead*>(record + layout_.record.head);
+    const auto* ids = reinterpret_cast<const int32_t*>(record + layout_.record.ids);
+    bool inOutput = a_.views || arrivals_.sourceRow(source_, slot) < a_.capacity;
+    bool ok = head.token >= 0 && head.token < arrivals_.counts(source_).tokens;
+    uint64_t local = 0;
+    for (int from = 0; from < shape_.topk; from += x.lanes()) {
+      int k = from + x.lane();
+      int32_t id = k < shape_.topk ? ids[k] : -1;
+      local |= static_cast<uint64_t>(x.ballot(isLocal(id))) << from;
+      if (k >= shape_.topk || !ok) continue;
+      if (shape_.expertLayout()) {
+        ok = noteExpertRow(item, record, head.token, slot, k, carries);
+      } else if (inOutput) {
+        noteRankEntry(record, slot, k, id);
+      }
     }
-    return false;
+    uint64_t first = local & head.rankFirsts;
+    int32_t ordinal = popcount(head.rankFirsts & (first - 1));
+    ok = ok && popcount(first) == 1 && ordinal < shape_.distinct;
+    if (x.lane() == 0) {
+      *handle_.token(source_, slot) = head.token;
+      *handle_.ordinal(source_, slot) = ordinal;
+      if (!shape_.expertLayout() && a_.outSources && inOutput)
+        noteSource(arrivals_.sourceRow(source_, slot), head.token);
+    }
+    if (!shape_.expertLayout()) *carries = inOutput && !a_.views;
+    return ok;
   }
 
-  MOE_HD bool noteRankEntry(const std::byte* record, int64_t slot, int k) const {
-    if (!inOutput(slot)) return true;
-    int32_t id = reinterpret_cast<const int32_t*>(record + layout_.record.ids)[k];
+  MOE_HD void noteRankEntry(const std::byte* record, int64_t slot, int k, int32_t id) const {
     bool local = isLocal(id);
     int64_t at = arrivals_.sourceRow(source_, slot) * shape_.topk + k;
     int64_t shown = !local ? -1 : a_.localIds ? id - firstExpert_ : id;
@@ -307,27 +342,28 @@ class PlaceJob {
     if (a_.outWeights) {
       a_.outWeights[at] = local ? reinterpret_cast<const float*>(record + layout_.record.weights)[k] : 0.0f;
     }
-    return true;
   }
 
-  MOE_HD bool noteExpertRow(const std::byte* record, int64_t slot, int k) const {
-    const auto* head = reinterpret_cast<const RecordHead*>(record + layout_.record.head);
+  MOE_HD bool noteExpertRow(Item& item, const std::byte* record, int32_t token, int64_t slot, int k,
+                            bool* carries) const {
     const auto* ids = reinterpret_cast<const int32_t*>(record + layout_.record.ids);
+    int32_t index = reinterpret_cast<const int32_t*>(record + layout_.record.indexes)[k];
     int32_t row = -1;
     float weight = 0;
-    if (isLocal(ids[k]) && head->expertFirsts >> k & 1) {
+    if (isLocal(ids[k]) && index >= 0) {
       int64_t expert = ids[k] - firstExpert_;
-      int32_t index = reinterpret_cast<const int32_t*>(record + layout_.record.indexes)[k];
-      if (index < 0 || index >= arrivals_.window().expertCounts(source_)[expert]) return false;
+      if (index >= arrivals_.window().expertCounts(source_)[expert]) return false;
       row = static_cast<int32_t>(arrivals_.expertRow(source_, expert, index));
-      // An expert named again by the same token adds its weight to the first row.
+      // An expert that the token names again adds its weight to the first row.
       const auto* weights = reinterpret_cast<const float*>(record + layout_.record.weights);
       weight = weights[k];
       for (int again = k + 1; again < shape_.topk; ++again) {
         if (ids[again] == ids[k]) weight += weights[again];
       }
-      if (row >= 0) noteOutputRow(row, head->token, static_cast<int32_t>(expert), weight);
+      if (row >= 0) noteOutputRow(row, token, static_cast<int32_t>(expert), weight);
     }
+    item.rows()[k] = row;
+    *carries = *carries || row >= 0;
     handle_.rows(source_, slot)[k] = row;
     handle_.rowWeights(source_, slot)[k] = weight;
     return true;
@@ -359,9 +395,10 @@ class PlaceJob {
   HandleView handle_;
   uint64_t epoch_;
   int32_t firstExpert_;
-  int64_t warp_ = 0, warps_ = 1;
+  SourceRuns runs_;
+  // Of the run that begin() is in.
   int source_ = 0;
-  int64_t first_ = 0, end_ = 0;
+  int64_t begin_ = 0, end_ = 0;
 };
 
 }  // namespace moe

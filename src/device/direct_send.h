@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The direct path, sending half of dispatch: route, tell the counts, send the rows.
 //
-// Slots come from counting, not from atomics, so rows arrive in token order: chunk c's first slot at a rank is the sum of
-// that rank's counts over all earlier chunks. Blocks count their own chunks, publish the histograms, and add up what
+// Slots come from counting, not from atomics, so rows arrive in token order: chunk c's first slot at a rank is the sum
+// of that rank's counts over all earlier chunks. Blocks count their own chunks, publish the histograms, and add up what
 // they need of the others'. A block waits only for chunks of blocks with a lower number, so any number of resident
 // blocks makes progress.
 #pragma once
@@ -14,111 +14,133 @@ namespace moe {
 
 MOE_HD inline int64_t chunksOf(int64_t tokens) { return larger(1, ceilDiv(tokens, kChunkTokens)); }
 
-// The routing of this rank's tokens, in chunks: cleaned ids, owners, and the slot of every record. A chunk is the work of
-// one warp.
+// Where one copy of a token goes.
+struct Target {
+  int32_t slot;
+  int32_t rank;
+};
+
+// The routing of this rank's tokens, in chunks: cleaned ids, and the slot of every record. A chunk is the work of one
+// warp, and lies in the Exec's scratch memory where that is large enough.
 template <class X>
 class Router {
  public:
   MOE_HD Router(X& x, const DispatchArgs& a, uint64_t epoch)
-      : x_(x), a_(a), shape_(a.common.layout.shape), work_(a.common), handle_(a.common), epoch_(epoch) {}
+      : x_(x),
+        a_(a),
+        shape_(a.common.layout.shape),
+        work_(a.common),
+        handle_(a.common),
+        epoch_(epoch),
+        scratch_(x.scratch(routingBytes(shape_))) {}
 
   // Counts a chunk's records per rank, and rows per expert, and publishes the histogram.
   MOE_HD void count(int64_t chunk) {
-    int32_t* histogram = work_.histogram(chunk);
-    for (int64_t bin = x_.lane(); bin < shape_.bins(); bin += x_.lanes()) histogram[bin] = 0;
     enter(chunk);
+    for (int64_t bin = x_.lane(); bin < shape_.bins(); bin += x_.lanes()) next_[bin] = 0;
     x_.warpBarrier();
-    if (entries_ > 0) {
-      readEntries();
-      markFirsts();
-    }
     for (int64_t i = x_.lane(); i < entries_; i += x_.lanes()) {
-      int64_t token = first_ + i / shape_.topk;
-      int k = static_cast<int>(i % shape_.topk);
-      if (*work_.rankFirsts(token) >> k & 1) x_.addShared(&histogram[work_.owners(token)[k]], 1);
-      if (shape_.expertLayout() && *work_.expertFirsts(token) >> k & 1) {
-        x_.addShared(&histogram[shape_.nranks + handle_.ids(token)[k]], 1);
-      }
+      if (flags_[i] & kRankFirst) x_.addShared(&next_[owners_[i]], 1);
+      if (shape_.expertLayout() && flags_[i] & kExpertFirst) x_.addShared(&next_[shape_.nranks + ids_[i]], 1);
     }
     x_.warpBarrier();
-    if (x_.lane() == 0) x_.signal(work_.chunkReady(chunk), epoch_);
+    int32_t* histogram = work_.histogram(chunk);
+    for (int64_t bin = x_.lane(); bin < shape_.bins(); bin += x_.lanes()) histogram[bin] = next_[bin];
+    x_.warpBarrier();
+    if (x_.lane() == 0) x_.signalLocal(work_.chunkReady(chunk), epoch_);
   }
 
-  // Gives every record of a chunk its slot, and every row its index, in token order. The chunk's bases count up.
+  // Gives every record of a chunk its slot, and every row its index, in token order.
   MOE_HD void assign(int64_t chunk) {
-    enter(chunk);
-    int32_t* nextSlot = work_.chunkBase(chunk);
-    int32_t* nextIndex = nextSlot + shape_.nranks;
+    if (loaded_ != chunk) enter(chunk);
+    const int32_t* bases = work_.chunkBase(chunk);
+    for (int64_t bin = x_.lane(); bin < shape_.bins(); bin += x_.lanes()) next_[bin] = bases[bin];
+    x_.warpBarrier();
+    int32_t* nextIndex = next_ + shape_.nranks;
+    int64_t firstEntry = first_ * shape_.topk;
     for (int64_t from = 0; from < entries_; from += x_.lanes()) {
       int64_t i = from + x_.lane();
-      int64_t token = first_ + i / shape_.topk;
-      int k = static_cast<int>(i % shape_.topk);
       bool mine = i < entries_;
-      int32_t rank = mine && *work_.rankFirsts(token) >> k & 1 ? work_.owners(token)[k] : -1;
+      int32_t rank = mine && flags_[i] & kRankFirst ? owners_[i] : -1;
       auto sameRank = x_.match(rank);
-      if (rank >= 0) work_.slots(token)[k] = nextSlot[rank] + sameRank.below;
-      int32_t expert = mine && shape_.expertLayout() && *work_.expertFirsts(token) >> k & 1 ? handle_.ids(token)[k] : -1;
+      int32_t slot = rank >= 0 ? next_[rank] + sameRank.below : -1;
+      int32_t expert = mine && shape_.expertLayout() && flags_[i] & kExpertFirst ? ids_[i] : -1;
       auto sameExpert = x_.match(expert);
-      if (expert >= 0) work_.indexes(token)[k] = nextIndex[expert] + sameExpert.below;
+      int32_t index = expert >= 0 ? nextIndex[expert] + sameExpert.below : -1;
+      if (mine) work_.targets(0)[firstEntry + i] = rank >= 0 ? int64_t{rank} << 32 | slot : -1;
+      if (mine && shape_.expertLayout()) work_.indexes(0)[firstEntry + i] = index;
       x_.warpBarrier();
-      if (rank >= 0 && sameRank.below == 0) nextSlot[rank] += sameRank.total;
+      if (rank >= 0 && sameRank.below == 0) next_[rank] += sameRank.total;
       if (expert >= 0 && sameExpert.below == 0) nextIndex[expert] += sameExpert.total;
       x_.warpBarrier();
     }
   }
 
  private:
+  static constexpr uint8_t kRankFirst = 1;    // the token's first entry of its rank
+  static constexpr uint8_t kExpertFirst = 2;  // and of its expert
+  static constexpr int kBatch = 8;            // loads in flight per lane
+
   MOE_HD void enter(int64_t chunk) {
+    std::byte* memory = scratch_ ? scratch_ : work_.routing(chunk);
+    int64_t most = kChunkTokens * shape_.topk;
+    ids_ = reinterpret_cast<int32_t*>(memory);
+    owners_ = ids_ + most;
+    next_ = owners_ + most;
+    flags_ = reinterpret_cast<uint8_t*>(next_ + shape_.bins());
     first_ = chunk * kChunkTokens;
     tokens_ = larger(0, smaller(kChunkTokens, a_.numTokens - first_));
     entries_ = tokens_ * shape_.topk;
+    loaded_ = chunk;
+    for (int64_t from = 0; from < entries_; from += kBatch * x_.lanes()) readEntries(from);
+    x_.warpBarrier();
+    for (int64_t i = x_.lane(); i < entries_; i += x_.lanes()) flags_[i] = findFirsts(i);
+    x_.warpBarrier();
+    for (int64_t token = x_.lane(); token < tokens_; token += x_.lanes()) {
+      int32_t ranks = 0;
+      for (int k = 0; k < shape_.topk; ++k) ranks += flags_[token * shape_.topk + k] & kRankFirst;
+      *handle_.rankCount(first_ + token) = ranks;
+    }
   }
 
-  MOE_HD int64_t givenId(int64_t token, int k) const {
-    int64_t at = token * a_.topk + k;
+  MOE_HD int64_t givenId(int64_t i) const {
+    int64_t k = i % shape_.topk;
+    if (k >= a_.topk) return -1;
+    int64_t at = (first_ + i / shape_.topk) * a_.topk + k;
     return a_.wideIds ? static_cast<const int64_t*>(a_.ids)[at] : static_cast<const int32_t*>(a_.ids)[at];
   }
 
-  // Takes ids and weights into the handle, unless this is a repeated dispatch, which has them there.
-  MOE_HD void readEntries() {
-    for (int64_t i = x_.lane(); i < entries_; i += x_.lanes()) {
-      int64_t token = first_ + i / shape_.topk;
-      int k = static_cast<int>(i % shape_.topk);
-      if (a_.ids) {
-        int64_t id = k < a_.topk ? givenId(token, k) : -1;
-        bool valid = shape_.experts.valid(id);
-        handle_.ids(token)[k] = valid ? static_cast<int32_t>(id) : -1;
-        handle_.weights(token)[k] = !valid ? 0.0f : a_.weights ? a_.weights[token * a_.topk + k] : 1.0f;
-      }
-      int32_t id = handle_.ids(token)[k];
-      work_.owners(token)[k] = id >= 0 ? shape_.experts.owner(id) : -1;
+  // Takes a batch of ids and weights into the handle, unless this is a repeated dispatch, which has them there.
+  MOE_HD void readEntries(int64_t from) {
+    int64_t id[kBatch];
+    float weight[kBatch];
+    for (int b = 0; b < kBatch; ++b) {
+      int64_t i = from + b * x_.lanes() + x_.lane();
+      bool mine = i < entries_;
+      id[b] = !mine ? -1 : a_.ids ? givenId(i) : handle_.ids(first_)[i];
+      bool given = mine && a_.weights && i % shape_.topk < a_.topk;
+      weight[b] = given ? a_.weights[(first_ + i / shape_.topk) * a_.topk + i % shape_.topk] : 1.0f;
     }
-    x_.warpBarrier();
+    for (int b = 0; b < kBatch; ++b) {
+      int64_t i = from + b * x_.lanes() + x_.lane();
+      if (i >= entries_) continue;
+      bool valid = shape_.experts.valid(id[b]);
+      ids_[i] = valid ? static_cast<int32_t>(id[b]) : -1;
+      owners_[i] = valid ? shape_.experts.owner(ids_[i]) : -1;
+      if (!a_.ids) continue;
+      handle_.ids(first_)[i] = ids_[i];
+      handle_.weights(first_)[i] = valid ? weight[b] : 0.0f;
+    }
   }
 
-  // Finds which entries of a token are the first of their rank and of their expert. A lane takes a token.
-  MOE_HD void markFirsts() {
-    for (int64_t token = first_ + x_.lane(); token < first_ + tokens_; token += x_.lanes()) {
-      const int32_t* owners = work_.owners(token);
-      const int32_t* ids = handle_.ids(token);
-      uint64_t rankFirsts = 0, expertFirsts = 0;
-      int32_t ranks = 0;
-      for (int k = 0; k < shape_.topk; ++k) {
-        if (owners[k] < 0) continue;
-        bool newRank = true, newExpert = true;
-        for (int before = 0; before < k; ++before) {
-          newRank = newRank && owners[before] != owners[k];
-          newExpert = newExpert && ids[before] != ids[k];
-        }
-        rankFirsts |= uint64_t{newRank} << k;
-        expertFirsts |= uint64_t{newExpert} << k;
-        ranks += newRank;
-      }
-      *work_.rankFirsts(token) = rankFirsts;
-      *work_.expertFirsts(token) = expertFirsts;
-      *handle_.rankCount(token) = ranks;
+  MOE_HD uint8_t findFirsts(int64_t i) const {
+    if (owners_[i] < 0) return 0;
+    uint8_t flags = kRankFirst | kExpertFirst;
+    for (int64_t before = i / shape_.topk * shape_.topk; before < i; ++before) {
+      if (owners_[before] == owners_[i]) flags &= static_cast<uint8_t>(~kRankFirst);
+      if (ids_[before] == ids_[i]) flags &= static_cast<uint8_t>(~kExpertFirst);
     }
-    x_.warpBarrier();
+    return flags;
   }
 
   X& x_;
@@ -127,7 +149,12 @@ class Router {
   Workspace work_;
   HandleView handle_;
   uint64_t epoch_;
-  int64_t first_ = 0, tokens_ = 0, entries_ = 0;
+  std::byte* scratch_;
+  int64_t loaded_ = -1, first_ = 0, tokens_ = 0, entries_ = 0;
+  int32_t* ids_ = nullptr;
+  int32_t* owners_ = nullptr;
+  int32_t* next_ = nullptr;
+  uint8_t* flags_ = nullptr;
 };
 
 // Adds up the histograms of chunks 0 .. limit-1 and keeps the sums before each of this block's chunks. The block with
@@ -137,19 +164,24 @@ MOE_HD void sumHistograms(X& x, const DispatchArgs& a, int64_t limit, bool last,
   const Layout& layout = a.common.layout;
   const Shape& shape = layout.shape;
   Workspace work(a.common);
+  constexpr int kBatch = 8;  // loads in flight
   for (int64_t bin = x.thread(); bin < shape.bins(); bin += x.threads()) {
     bool tells = last && bin < shape.nranks;
     DispatchWindow window(layout, a.common.windows[tells ? bin : shape.rank], epoch);
     int32_t* ends = tells ? window.chunkEnds(shape.rank) : nullptr;
     int32_t sum = 0;
     int64_t mine = x.block();
-    for (int64_t chunk = 0; chunk < limit; ++chunk) {
-      if (chunk == mine) {
-        work.chunkBase(chunk)[bin] = sum;
-        mine += a.common.sendBlocks;
+    for (int64_t from = 0; from < limit; from += kBatch) {
+      int32_t counts[kBatch];
+      for (int b = 0; b < kBatch; ++b) counts[b] = from + b < limit ? work.histogram(from + b)[bin] : 0;
+      for (int b = 0; b < kBatch && from + b < limit; ++b) {
+        if (from + b == mine) {
+          work.chunkBase(mine)[bin] = sum;
+          mine += a.common.sendBlocks;
+        }
+        sum += counts[b];
+        if (ends) ends[from + b] = sum;
       }
-      sum += work.histogram(chunk)[bin];
-      if (ends) ends[chunk] = sum;
     }
     if (tells) {
       *window.counts(shape.rank) = {a.numTokens, sum, static_cast<int32_t>(limit), a.common.refusal, 0};
@@ -198,8 +230,14 @@ template <class X>
 class SendJob {
  public:
   MOE_HD SendJob(const X& x, const DispatchArgs& a, uint64_t epoch)
-      : a_(a), layout_(a.common.layout), work_(a.common), handle_(a.common), epoch_(epoch), block_(x.block()),
-        warp_(x.warp()), warps_(x.warps()) {}
+      : a_(a),
+        layout_(a.common.layout),
+        work_(a.common),
+        handle_(a.common),
+        epoch_(epoch),
+        block_(x.block()),
+        warp_(x.warp()),
+        warps_(x.warps()) {}
 
   // How many rows this warp goes through, those that nobody wants included.
   MOE_HD int64_t rows() const {
@@ -208,14 +246,30 @@ class SendJob {
     return warp_ < runs ? ceilDiv(runs - warp_, warps_) * kRunRows : 0;
   }
 
-  MOE_HD RowStep begin(X&, int64_t i) {
+  MOE_HD int64_t itemBytes() const {
+    return static_cast<int64_t>(sizeof(Item)) + layout_.shape.topk * static_cast<int64_t>(sizeof(Target));
+  }
+
+  MOE_HD RowStep begin(X& x, int64_t i, std::byte* memory) const {
     int64_t token = tokenOf(i);
-    return token < a_.numTokens && *handle_.rankCount(token) > 0 ? RowStep::kCarry : RowStep::kSkip;
+    if (token >= a_.numTokens) return RowStep::kSkip;
+    auto* item = reinterpret_cast<Item*>(memory);
+    uint64_t firsts = 0;
+    for (int from = 0; from < layout_.shape.topk; from += x.lanes()) {
+      int k = from + x.lane();
+      int64_t packed = k < layout_.shape.topk ? work_.targets(token)[k] : -1;
+      uint64_t valid = x.ballot(packed >= 0);
+      int at = popcount(firsts) + popcount(valid & x.lanesBelow());
+      if (packed >= 0) item->targets()[at] = {static_cast<int32_t>(packed), static_cast<int32_t>(packed >> 32)};
+      firsts |= valid << from;
+    }
+    if (x.lane() == 0) *item = {token, firsts};
+    return firsts ? RowStep::kCarry : RowStep::kSkip;
   }
 
   template <class Row>
-  MOE_HD void gather(int64_t i, Row& row) const {
-    int64_t token = tokenOf(i);
+  MOE_HD void gather(const std::byte* item, Row& row) const {
+    int64_t token = reinterpret_cast<const Item*>(item)->token;
     for (int payload = 0; payload < layout_.shape.payloads; ++payload) {
       const RowsIn& in = a_.inputs[payload];
       row.load(layout_.record.payload[payload], in.data + token * in.stride, layout_.shape.payloadBytes[payload]);
@@ -224,15 +278,13 @@ class SendJob {
 
   MOE_HD int64_t fillOffset() const { return layout_.record.head; }
   MOE_HD int64_t fillBytes() const { return layout_.record.end - layout_.record.head; }
-  MOE_HD void fill(X& x, int64_t i, std::byte* to) const {
-    int64_t token = tokenOf(i);
+  MOE_HD void fill(X& x, const std::byte* memory, std::byte* to) const {
+    const auto* item = reinterpret_cast<const Item*>(memory);
+    int64_t token = item->token;
     auto* ids = reinterpret_cast<int32_t*>(to + (layout_.record.ids - layout_.record.head));
     auto* weights = reinterpret_cast<float*>(to + (layout_.record.weights - layout_.record.head));
     auto* indexes = reinterpret_cast<int32_t*>(to + (layout_.record.indexes - layout_.record.head));
-    if (x.lane() == 0) {
-      *reinterpret_cast<RecordHead*>(to) = {static_cast<int32_t>(token), 0, *work_.rankFirsts(token),
-                                            *work_.expertFirsts(token), 0};
-    }
+    if (x.lane() == 0) *reinterpret_cast<RecordHead*>(to) = {static_cast<int32_t>(token), 0, item->firsts};
     for (int k = x.lane(); k < layout_.shape.topk; k += x.lanes()) {
       ids[k] = handle_.ids(token)[k];
       weights[k] = handle_.weights(token)[k];
@@ -241,13 +293,13 @@ class SendJob {
   }
 
   template <class Row>
-  MOE_HD void scatter(int64_t i, const Row& row) const {
-    int64_t token = tokenOf(i);
-    uint64_t firsts = *work_.rankFirsts(token);
-    for (int k = 0; firsts >> k; ++k) {
-      if (!(firsts >> k & 1)) continue;
-      DispatchWindow window(layout_, a_.common.windows[work_.owners(token)[k]], epoch_);
-      row.store(window.record(layout_.shape.rank, work_.slots(token)[k]), 0, layout_.record.end);
+  MOE_HD void scatter(const std::byte* memory, const Row& row) const {
+    const auto* item = reinterpret_cast<const Item*>(memory);
+    int count = popcount(item->firsts);
+    for (int d = 0; d < count; ++d) {
+      Target target = item->targets()[d];
+      DispatchWindow window(layout_, a_.common.windows[target.rank], epoch_);
+      row.store(window.record(layout_.shape.rank, target.slot), 0, layout_.record.end);
     }
   }
 
@@ -262,6 +314,13 @@ class SendJob {
   }
 
  private:
+  struct Item {
+    int64_t token;
+    uint64_t firsts;  // entries that are the first of their rank; as many targets follow the struct
+    MOE_HD Target* targets() { return reinterpret_cast<Target*>(this + 1); }
+    MOE_HD const Target* targets() const { return reinterpret_cast<const Target*>(this + 1); }
+  };
+
   MOE_HD int64_t tokenOf(int64_t i) const {
     int64_t run = warp_ + i / kRunRows * warps_;
     int64_t chunk = block_ + run / kRunsPerChunk * a_.common.sendBlocks;
@@ -281,8 +340,7 @@ template <class X>
 MOE_HD bool sendDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
   auto buffers = static_cast<uint64_t>(a.common.layout.shape.buffers);
   // Views that have been out for `buffers` epochs end here: the stream has passed their readers.
-  if (x.block() == 0 && x.thread() == 0 && epoch > buffers &&
-      a.common.control()->releasedDispatch < epoch - buffers) {
+  if (x.block() == 0 && x.thread() == 0 && epoch > buffers && a.common.control()->releasedDispatch < epoch - buffers) {
     releaseDispatch(x, a.common, epoch - buffers);
   }
   if (!routeTokens(x, a, epoch)) return false;

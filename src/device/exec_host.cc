@@ -12,7 +12,8 @@
 namespace moe {
 namespace {
 
-// How a waiting thread passes its time: at first it only yields, then it sleeps, so that many ranks can share few cores.
+// How a waiting thread passes its time: at first it only yields, then it sleeps, so that many ranks can share few
+// cores.
 class Backoff {
  public:
   void pause() {

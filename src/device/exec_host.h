@@ -59,8 +59,14 @@ struct HostGrid {
 
 class HostExec {
  public:
-  HostExec(HostGrid& grid, int block, int warp, std::byte* fillBuffer)
-      : grid_(grid), block_(block), warp_(warp), fill_(fillBuffer) {}
+  // `memory`: kMemoryBytes of this warp's own.
+  HostExec(HostGrid& grid, int block, int warp, std::byte* memory)
+      : grid_(grid), block_(block), warp_(warp), fill_(memory), item_(memory + kFillBytes) {}
+
+  // The part of a record that a job composes: the head with ids, weights and indexes. And the largest item.
+  static constexpr int64_t kFillBytes = sizeof(RecordHead) + 12 * MOE_MAX_TOPK + kRecordAlign;
+  static constexpr int64_t kItemBytes = sizeof(ReduceItem) + sizeof(ReduceSource) * MOE_MAX_TOPK;
+  static constexpr int64_t kMemoryBytes = kFillBytes + kItemBytes;
 
   int block() const { return block_; }
   int warp() const { return warp_; }
@@ -81,6 +87,8 @@ class HostExec {
     std::atomic_ref<uint64_t>(*word).store(value, std::memory_order_release);
 #endif
   }
+  // signal() for a word that only this rank waits for.
+  void signalLocal(uint64_t* word, uint64_t value) { signal(word, value); }
   // signal() for the words wordOf(0) .. wordOf(count - 1), at the price of one fence.
   template <class WordOf>
   void signalMany(int count, uint64_t value, WordOf wordOf) {
@@ -95,8 +103,14 @@ class HostExec {
   // Adds to a word that several lanes of one warp may add to.
   void addShared(int32_t* word, int32_t amount) { *word += amount; }
 
+  // Fast memory of this warp until the next streamRows or reduceRows, or null where there is none of that size.
+  std::byte* scratch(int64_t) { return nullptr; }
+
   void warpBarrier() {}
   bool warpAll(bool ok) const { return ok; }
+  // A bit for each lane.
+  uint32_t ballot(bool set) const { return set ? 1 : 0; }
+  uint32_t lanesBelow() const { return 0; }
   // All warps of the block; true if all said ok.
   bool barrier(bool ok) { return grid_.blockState[static_cast<size_t>(block_)]->barrier.arrive(ok); }
   // All warps of the block: true in the block that comes last of `blocks`.
@@ -122,7 +136,8 @@ class HostExec {
 
   HostGrid& grid_;
   int block_, warp_;
-  std::byte* fill_;  // this warp's, for the part of a row that a job composes
+  std::byte* fill_;
+  std::byte* item_;
 };
 
 // The pieces of one row in flight: where each range of it lies.
@@ -138,6 +153,7 @@ class HostRow {
       std::memcpy(to + (begin - offset), piece.from + (begin - piece.offset), static_cast<size_t>(end - begin));
     }
   }
+  void clear(std::byte* to, int64_t bytes) const { std::memset(to, 0, static_cast<size_t>(bytes)); }
 
  private:
   struct Piece {
@@ -151,16 +167,16 @@ class HostRow {
 template <class Job>
 bool HostExec::streamRows(int64_t count, Job& job) {
   for (int64_t i = 0; i < count; ++i) {
-    RowStep step = job.begin(*this, i);
+    RowStep step = job.begin(*this, i, item_);
     if (step == RowStep::kFailed) return false;
     if (step == RowStep::kCarry) {
       HostRow row;
-      job.gather(i, row);
+      job.gather(item_, row);
       if (job.fillBytes() > 0) {
-        job.fill(*this, i, fill_);
+        job.fill(*this, item_, fill_);
         row.load(job.fillOffset(), fill_, job.fillBytes());
       }
-      job.scatter(i, row);
+      job.scatter(item_, row);
     }
     job.finished(*this, i);
   }
@@ -169,15 +185,15 @@ bool HostExec::streamRows(int64_t count, Job& job) {
 
 // result[e] = sum over the sources of weight * source[e], in their order. Written so that the compiler can vectorize.
 template <class Number>
-void reduceRow(const ReduceSource* sources, int count, bool weighted, std::byte* result, int64_t elements) {
+void reduceRow(ReduceItem& item, bool weighted, int64_t elements) {
   constexpr int64_t kBlock = 256;
   float sum[kBlock];
   for (int64_t first = 0; first < elements; first += kBlock) {
     int64_t n = smaller(kBlock, elements - first);
     for (int64_t e = 0; e < n; ++e) sum[e] = 0;
-    for (int s = 0; s < count; ++s) {
-      const std::byte* from = sources[s].row + first * static_cast<int64_t>(sizeof(Number));
-      float weight = weighted ? sources[s].weight : 1.0f;
+    for (int64_t s = 0; s < item.count; ++s) {
+      const std::byte* from = item.sources()[s].row + first * static_cast<int64_t>(sizeof(Number));
+      float weight = weighted ? item.sources()[s].weight : 1.0f;
       for (int64_t e = 0; e < n; ++e) {
         Number value;
         std::memcpy(&value, from + e * static_cast<int64_t>(sizeof(Number)), sizeof(Number));
@@ -185,7 +201,7 @@ void reduceRow(const ReduceSource* sources, int count, bool weighted, std::byte*
         sum[e] = s == 0 ? product : sum[e] + product;
       }
     }
-    std::byte* to = result + first * static_cast<int64_t>(sizeof(Number));
+    std::byte* to = item.result + first * static_cast<int64_t>(sizeof(Number));
     for (int64_t e = 0; e < n; ++e) {
       Number value = Number::store(sum[e]);
       std::memcpy(to + e * static_cast<int64_t>(sizeof(Number)), &value, sizeof(Number));
@@ -195,21 +211,19 @@ void reduceRow(const ReduceSource* sources, int count, bool weighted, std::byte*
 
 template <class Job>
 bool HostExec::reduceRows(int64_t count, Job& job) {
-  ReduceSource sources[MOE_MAX_TOPK];
+  auto& item = *reinterpret_cast<ReduceItem*>(item_);
   for (int64_t i = 0; i < count; ++i) {
-    RowStep step = job.begin(*this, i);
+    RowStep step = job.begin(*this, i, item);
     if (step == RowStep::kFailed) return false;
     if (step == RowStep::kCarry) {
-      int n = job.sources(i, sources);
-      std::byte* result = job.result(i);
-      if (n == 1 && !job.weighted()) {
-        std::memcpy(result, sources[0].row, static_cast<size_t>(job.rowBytes()));
+      if (item.count == 1 && !job.weighted()) {
+        std::memcpy(item.result, item.sources()[0].row, static_cast<size_t>(job.rowBytes()));
       } else if (job.type() == moeFloat32) {
-        reduceRow<Float32>(sources, n, job.weighted(), result, job.elements());
+        reduceRow<Float32>(item, job.weighted(), job.elements());
       } else if (job.type() == moeFloat16) {
-        reduceRow<Float16>(sources, n, job.weighted(), result, job.elements());
+        reduceRow<Float16>(item, job.weighted(), job.elements());
       } else {
-        reduceRow<Bfloat16>(sources, n, job.weighted(), result, job.elements());
+        reduceRow<Bfloat16>(item, job.weighted(), job.elements());
       }
     }
     job.finished(*this, i);

@@ -9,13 +9,13 @@ namespace moe {
 // What an operation was waiting for.
 enum class Awaited : int32_t {
   kNothing,
-  kConsumed,        // a peer to have read an earlier dispatch or combine
-  kHistogram,       // another block of this rank
-  kCounts,          // the counts of a source
-  kRows,            // the rows of a source
-  kCombineHead,     // a peer's announcement of its combine
-  kCombineRows,     // a peer's partial rows
-  kValidCounts,     // not a wait: a source's counts broke a rule
+  kConsumed,     // a peer to have read an earlier dispatch or combine
+  kHistogram,    // another block of this rank
+  kCounts,       // the counts of a source
+  kRows,         // the rows of a source
+  kCombineHead,  // a peer's announcement of its combine
+  kCombineRows,  // a peer's partial rows
+  kValidCounts,  // not a wait: a source's counts broke a rule
 };
 
 // The first failure of an operation. Zeroed before each.
@@ -30,9 +30,9 @@ struct Failure {
 
 // A call that a rank refused, or whose handles do not fit together. Not a fault of the communicator.
 struct Refusal {
-  int32_t code;   // moeResult_t; 0: none
-  int32_t peer;   // the rank that refused, or whose handle differs
-  int64_t seen;   // moeMismatch: the dispatch that the peer combines
+  int32_t code;  // moeResult_t; 0: none
+  int32_t peer;  // the rank that refused, or whose handle differs
+  int64_t seen;  // moeMismatch: the dispatch that the peer combines
   int64_t expected;
 };
 

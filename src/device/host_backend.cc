@@ -15,9 +15,6 @@
 namespace moe {
 namespace {
 
-// Most bytes of a record that a warp composes itself: the head with ids, weights and indexes.
-constexpr size_t kFillBytes = sizeof(RecordHead) + 12 * MOE_MAX_TOPK + kRecordAlign;
-
 // Anonymous memory that is zeroed by nature and takes no space until it is touched.
 class Pages {
  public:
@@ -97,13 +94,15 @@ class Team {
 class HostBackend : public Backend {
  public:
   HostBackend(int blocks, int warps, WaitGuard* guard)
-      : grid_(blocks, warps, guard), fill_(static_cast<size_t>(blocks * warps) * kFillBytes), team_(blocks * warps) {}
+      : grid_(blocks, warps, guard),
+        memory_(static_cast<size_t>(blocks * warps) * HostExec::kMemoryBytes),
+        team_(blocks * warps) {}
 
   int blocks() const override { return grid_.blocks; }
 
   std::byte* allocate(size_t bytes) override {
-    memory_.push_back(std::make_unique<Pages>(bytes));
-    return memory_.back()->base();
+    allocations_.push_back(std::make_unique<Pages>(bytes));
+    return allocations_.back()->base();
   }
 
   std::byte* const* publish(const std::vector<std::byte*>& windows) override {
@@ -143,7 +142,7 @@ class HostBackend : public Backend {
           auto* work = static_cast<Context*>(opaque);
           HostGrid& grid = work->self->grid_;
           HostExec exec(grid, thread / grid.warps, thread % grid.warps,
-                        work->self->fill_.data() + static_cast<size_t>(thread) * kFillBytes);
+                        work->self->memory_.data() + static_cast<size_t>(thread) * HostExec::kMemoryBytes);
           (*work->operation)(exec, *work->args);
         },
         &context);
@@ -153,8 +152,8 @@ class HostBackend : public Backend {
   }
 
   HostGrid grid_;
-  std::vector<std::byte> fill_;
-  std::vector<std::unique_ptr<Pages>> memory_;
+  std::vector<std::byte> memory_;  // of the warps
+  std::vector<std::unique_ptr<Pages>> allocations_;
   std::vector<std::byte*> windows_;
   Team team_;  // last: its threads end before what they use
 };

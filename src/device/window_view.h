@@ -14,7 +14,8 @@ class DispatchWindow {
   MOE_HD DispatchWindow(const Layout& layout, std::byte* window, uint64_t epoch)
       : layout_(layout),
         base_(window + layout.window.dispatchBuffers +
-              static_cast<int64_t>(epoch % static_cast<uint64_t>(layout.shape.buffers)) * layout.window.dispatchBytes) {}
+              static_cast<int64_t>(epoch % static_cast<uint64_t>(layout.shape.buffers)) * layout.window.dispatchBytes) {
+  }
 
   MOE_HD std::byte* record(int source, int64_t slot) const {
     return base_ + layout_.window.records + (source * layout_.shape.maxTokens + slot) * layout_.record.stride;
@@ -30,7 +31,8 @@ class DispatchWindow {
     return reinterpret_cast<uint64_t*>(base_ + layout_.window.countSignals + source * kSignalStride);
   }
   MOE_HD uint64_t* chunkSignal(int source, int64_t chunk) const {
-    return reinterpret_cast<uint64_t*>(base_ + layout_.window.chunkSignals + source * layout_.window.chunkStride) + chunk;
+    return reinterpret_cast<uint64_t*>(base_ + layout_.window.chunkSignals + source * layout_.window.chunkStride) +
+           chunk;
   }
 
  private:
@@ -92,13 +94,11 @@ class Workspace {
     return at<uint32_t>(layout_.workspace.combineDone) + source * layout_.shape.chunks + chunk;
   }
   MOE_HD int64_t* sentRows(int peer) const { return at<int64_t>(layout_.workspace.sentRows) + peer; }
-  MOE_HD int32_t* owners(int64_t token) const {
-    return at<int32_t>(layout_.workspace.owners) + token * layout_.shape.topk;
+  MOE_HD std::byte* routing(int64_t chunk) const {
+    return at<std::byte>(layout_.workspace.routing + chunk * layout_.workspace.routingStride);
   }
-  MOE_HD uint64_t* rankFirsts(int64_t token) const { return at<uint64_t>(layout_.workspace.rankFirsts) + token; }
-  MOE_HD uint64_t* expertFirsts(int64_t token) const { return at<uint64_t>(layout_.workspace.expertFirsts) + token; }
-  MOE_HD int32_t* slots(int64_t token) const {
-    return at<int32_t>(layout_.workspace.slots) + token * layout_.shape.topk;
+  MOE_HD int64_t* targets(int64_t token) const {
+    return at<int64_t>(layout_.workspace.targets) + token * layout_.shape.topk;
   }
   MOE_HD int32_t* indexes(int64_t token) const {
     return at<int32_t>(layout_.workspace.indexes) + token * layout_.shape.topk;
@@ -133,7 +133,9 @@ class HandleView {
   MOE_HD int32_t* chunkEnds(int source) const {
     return at<int32_t>(layout_.handle.chunkEnds) + source * layout_.shape.chunks;
   }
-  MOE_HD int32_t* token(int source, int64_t slot) const { return at<int32_t>(layout_.handle.tokens) + record(source, slot); }
+  MOE_HD int32_t* token(int source, int64_t slot) const {
+    return at<int32_t>(layout_.handle.tokens) + record(source, slot);
+  }
   MOE_HD int32_t* ordinal(int source, int64_t slot) const {
     return at<int32_t>(layout_.handle.ordinals) + record(source, slot);
   }

@@ -19,8 +19,12 @@ Launch parse(const Variables& variables) {
   });
 }
 
-const Variables kTorchrun = {{"RANK", "1"},           {"WORLD_SIZE", "4"},      {"LOCAL_WORLD_SIZE", "4"},
-                             {"MASTER_ADDR", "node7"}, {"MASTER_PORT", "29500"}, {"TORCHELASTIC_RUN_ID", "none"}};
+const Variables kTorchrun = {{"RANK", "1"},
+                             {"WORLD_SIZE", "4"},
+                             {"LOCAL_WORLD_SIZE", "4"},
+                             {"MASTER_ADDR", "node7"},
+                             {"MASTER_PORT", "29500"},
+                             {"TORCHELASTIC_RUN_ID", "none"}};
 const Variables kMpirun = {{"OMPI_COMM_WORLD_RANK", "2"},
                            {"OMPI_COMM_WORLD_SIZE", "3"},
                            {"OMPI_COMM_WORLD_LOCAL_SIZE", "3"},
@@ -118,10 +122,15 @@ TEST(Launcher, TwoJobsOnOneHostDoNotMix) {
 
 TEST(Launcher, AMissingRankIsNamed) {
   std::string job = freshJob();
-  expectAll(runRanks({0, 1}, [&](int rank) { joinOnOneHost(job, 0, {rank, 3}, within(300ms)); }), moeTimeout,
-            "waiting for rank 2, which has not joined");
-  expectAll({outcomeOf([&] { joinOnOneHost(freshJob(), 0, {1, 2}, within(100ms)); })}, moeTimeout,
-            "has rank 0 called moeCommInitEnv");
+  expectAll(runRanks({0, 1},
+                     [&](int rank) {
+                       joinOnOneHost(job, 0, {rank, 3}, within(300ms));
+                     }),
+            moeTimeout, "waiting for rank 2, which has not joined");
+  expectAll({outcomeOf([&] {
+              joinOnOneHost(freshJob(), 0, {1, 2}, within(100ms));
+            })},
+            moeTimeout, "has rank 0 called moeCommInitEnv");
 }
 
 TEST(Launcher, RanksMeetAtACommIdAgainAndAgain) {
@@ -138,8 +147,9 @@ TEST(Launcher, ACommIdMayBeANameOrAnIpv6Address) {
   std::vector<std::string> places = {cat("localhost:", closedPort().port())};
   if (haveIpv6()) places.push_back(closedPort(AF_INET6).text());
   for (const std::string& commId : places) {
-    expectAllSucceed(
-        runRanks(upTo(2), [&](int rank) { joinAtCommId(commId, "a secret", 0, {rank, 2}, within(kPlenty)); }));
+    expectAllSucceed(runRanks(upTo(2), [&](int rank) {
+      joinAtCommId(commId, "a secret", 0, {rank, 2}, within(kPlenty));
+    }));
   }
 }
 
@@ -155,11 +165,15 @@ TEST(Launcher, RanksWithAnotherCommSecretStayOutside) {
 }
 
 TEST(Launcher, ACommIdNeedsASecretAndAPort) {
-  expectAll({outcomeOf([] { joinAtCommId("127.0.0.1:4000", "", 0, {0, 1}, within(1s)); })}, moeInvalidUsage,
-            "MOE_COMM_SECRET is not");
+  expectAll({outcomeOf([] {
+              joinAtCommId("127.0.0.1:4000", "", 0, {0, 1}, within(1s));
+            })},
+            moeInvalidUsage, "MOE_COMM_SECRET is not");
   for (const char* commId : {"", "host", "host:", ":80", "host:0", "host:65536", "host:8o", "[::1]"}) {
-    expectAll({outcomeOf([&] { joinAtCommId(commId, "s", 0, {0, 1}, within(1s)); })}, moeInvalidArgument,
-              "is not host:port");
+    expectAll({outcomeOf([&] {
+                joinAtCommId(commId, "s", 0, {0, 1}, within(1s));
+              })},
+              moeInvalidArgument, "is not host:port");
   }
 }
 
@@ -167,8 +181,10 @@ TEST(Launcher, APortThatIsTakenIsNamed) {
   int error = 0;
   FileDescriptor taken = listenAt(loopbackAddress(AF_INET, 0), &error);
   std::string commId = localAddress(taken.get()).text();
-  expectAll({outcomeOf([&] { joinAtCommId(commId, "s", 0, {0, 2}, within(100ms)); })}, moeSystemError,
-            cat("rank 0 cannot listen at ", commId));
+  expectAll({outcomeOf([&] {
+              joinAtCommId(commId, "s", 0, {0, 2}, within(100ms));
+            })},
+            moeSystemError, cat("rank 0 cannot listen at ", commId));
 }
 
 }  // namespace

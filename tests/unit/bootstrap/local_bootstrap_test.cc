@@ -24,9 +24,8 @@ INSTANTIATE_TEST_SUITE_P(Sizes, LocalBootstrapSizes, testing::Values(1, 2, 4, 16
 
 TEST(LocalBootstrap, NamesTheRanksThatDoNotCome) {
   auto ranks = makeLocal(5);
-  auto outcomes = runRanks({0, 2}, [&](int rank) {
-    ranks[static_cast<size_t>(rank)]->allGather("x", within(rank == 0 ? 100ms : 20s));
-  });
+  auto outcomes = runRanks(
+      {0, 2}, [&](int rank) { ranks[static_cast<size_t>(rank)]->allGather("x", within(rank == 0 ? 100ms : 20s)); });
   expectAll(outcomes, moeTimeout, "waiting for ranks 1, 3, 4, which have joined but not come to this exchange");
   expectAll({outcomeOf([&] { ranks[3]->allGather("x", within(kPlenty)); })}, moeTimeout, "rank 0 gave up");
 }

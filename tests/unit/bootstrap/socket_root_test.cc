@@ -40,7 +40,13 @@ void expectJobWorks(const Started& root, int nranks) {
 }
 
 std::string frameHeader(uint32_t type, uint64_t length) {
-  return ByteWriter().number(uint32_t{0x464d6f65}).number(type).number(length).number(uint64_t{0}).array(Digest{}).take();
+  return ByteWriter()
+      .number(uint32_t{0x464d6f65})
+      .number(type)
+      .number(length)
+      .number(uint64_t{0})
+      .array(Digest{})
+      .take();
 }
 
 TEST(SocketRoot, GarbageIsDroppedWhileAJobRuns) {
