@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <optional>
 
 #include "base/log.h"
 #include "base/settings.h"
@@ -101,6 +102,29 @@ T* needed(T* pointer, const char* name) {
   return pointer;
 }
 
+// A copy of an operation's arguments, or why there is none. The peers must hear of that as of any other refusal.
+template <class Args>
+struct Taken {
+  Args args;
+  std::optional<Error> refused;
+};
+
+template <class Args>
+Taken<Args> takeArgs(const Args* given, const Args& initial) {
+  try {
+    return {takeStruct(given, "args", initial), std::nullopt};
+  } catch (const Error& error) {
+    return {initial, error};
+  }
+}
+
+// The handle of an operation whose arguments could be copied.
+template <class Args>
+moeHandle* handleFor(const Taken<Args>& taken, moeHandle_t handle) {
+  if (taken.refused) throw Error(*taken.refused);
+  return live(handle);
+}
+
 void initInto(moeComm_t* out, int nranks, int rank, Join join, const moeConfig_t* config) {
   auto made = std::make_unique<moeComm>(nranks, rank, std::move(join), config);
   Comm& comm = made->comm;
@@ -131,10 +155,22 @@ struct ConfigCopy {
 using namespace moe;
 
 const char* moeGetErrorString(moeResult_t result) {
-  static const char* const names[] = {"success",        "invalid argument",   "invalid usage", "mismatch between ranks",
-                                      "system error",   "out of memory",      "unsupported",   "internal error",
-                                      "timeout",        "aborted",            "rank lost",     "refused by a peer",
-                                      "too many in flight", "overflow",       "in progress",   "device error"};
+  static const char* const names[] = {"success",
+                                      "invalid argument",
+                                      "invalid usage",
+                                      "mismatch between ranks",
+                                      "system error",
+                                      "out of memory",
+                                      "unsupported",
+                                      "internal error",
+                                      "timeout",
+                                      "aborted",
+                                      "rank lost",
+                                      "refused by a peer",
+                                      "too many in flight",
+                                      "overflow",
+                                      "in progress",
+                                      "device error"};
   static_assert(sizeof(names) / sizeof(names[0]) == moeNumResults);
   return result >= 0 && result < moeNumResults ? names[result] : "unknown result";
 }
@@ -219,8 +255,12 @@ moeResult_t moeCommInitAll(moeComm_t* comms, int nranks, const moeConfig_t* conf
   });
 }
 
-moeResult_t moeGroupStart(void) { return edge([] { groupStart(); }); }
-moeResult_t moeGroupEnd(void) { return edge([] { groupEnd(); }); }
+moeResult_t moeGroupStart(void) {
+  return edge([] { groupStart(); });
+}
+moeResult_t moeGroupEnd(void) {
+  return edge([] { groupEnd(); });
+}
 
 moeResult_t moeCommGetAsyncError(moeComm_t comm, moeResult_t* state) {
   return edge([&] {
@@ -231,8 +271,12 @@ moeResult_t moeCommGetAsyncError(moeComm_t comm, moeResult_t* state) {
   });
 }
 
-moeResult_t moeCommAbort(moeComm_t comm) { return edge([&] { live(comm).abort(); }); }
-moeResult_t moeCommFinalize(moeComm_t comm) { return edge([&] { live(comm).finalize(); }); }
+moeResult_t moeCommAbort(moeComm_t comm) {
+  return edge([&] { live(comm).abort(); });
+}
+moeResult_t moeCommFinalize(moeComm_t comm) {
+  return edge([&] { live(comm).finalize(); });
+}
 
 moeResult_t moeCommDestroy(moeComm_t comm) {
   return edge([&] {
@@ -343,8 +387,17 @@ moeResult_t moeHandleDestroy(moeHandle_t handle) {
 moeResult_t moeDispatch(moeComm_t comm, const moeDispatchArgs_t* args, moeHandle_t handle, void* stream) {
   return edge([&] {
     Comm& target = live(comm);
-    moeDispatchArgs_t copy = takeStruct(args, "args", moeDispatchArgs_t MOE_DISPATCH_ARGS_INIT);
-    nowOrInGroup(comm, [=, &target] { dispatch(target, copy, live(handle), stream); });
+    auto taken = takeArgs(args, moeDispatchArgs_t MOE_DISPATCH_ARGS_INIT);
+    nowOrInGroup(comm, [=, &target] {
+      moeHandle* known = nullptr;
+      try {
+        known = handleFor(taken, handle);
+      } catch (const Error& error) {
+        refuseDispatch(target, error.code(), stream);
+        throw;
+      }
+      dispatch(target, taken.args, known, stream);
+    });
   });
 }
 
@@ -370,7 +423,16 @@ moeResult_t moeGetViews(moeComm_t comm, moeHandle_t handle, moeRows_t* views, in
 moeResult_t moeCombine(moeComm_t comm, const moeCombineArgs_t* args, moeHandle_t handle, void* stream) {
   return edge([&] {
     Comm& target = live(comm);
-    moeCombineArgs_t copy = takeStruct(args, "args", moeCombineArgs_t MOE_COMBINE_ARGS_INIT);
-    nowOrInGroup(comm, [=, &target] { combine(target, copy, live(handle), stream); });
+    auto taken = takeArgs(args, moeCombineArgs_t MOE_COMBINE_ARGS_INIT);
+    nowOrInGroup(comm, [=, &target] {
+      moeHandle* known = nullptr;
+      try {
+        known = handleFor(taken, handle);
+      } catch (const Error& error) {
+        refuseCombine(target, error.code(), stream);
+        throw;
+      }
+      combine(target, taken.args, known, stream);
+    });
   });
 }

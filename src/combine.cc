@@ -23,8 +23,8 @@ void takeRows(const Comm& comm, const moeCombineArgs_t& args, const moeHandle& h
   if (args.rows || arrived == 0) return;
   if (!viewsStand(comm, handle)) {
     fail(moeInvalidArgument, "args.rows is NULL, but ", arrived, " rows were delivered to rank ", comm.rank(),
-         " and are not in views (receive.rows = NULL in a dispatch fewer than config.buffers = ",
-         comm.config().buffers, " dispatches ago that was not combined yet)");
+         " and are not in views (receive.rows = NULL in a dispatch fewer than config.buffers = ", comm.config().buffers,
+         " dispatches ago that was not combined yet)");
   }
   if (layout.shape.combineRowBytes > layout.shape.payloadBytes[0]) {
     fail(moeInvalidArgument, "args.rows is NULL, but a row of ", dataTypeName(comm.config().combineDtype),
@@ -40,9 +40,11 @@ CombineArgs planCombine(Comm& comm, const moeCombineArgs_t& args, const moeHandl
   if (args.flags & ~MOE_APPLY_WEIGHTS) {
     fail(moeInvalidArgument, "args.flags = ", args.flags, " has unknown bits; known: MOE_APPLY_WEIGHTS (1)");
   }
+  if (args.reserved != 0) fail(moeInvalidArgument, "args.reserved = ", args.reserved, ", but it must be 0");
   plan.applyWeights = args.flags & MOE_APPLY_WEIGHTS;
   if (plan.applyWeights && !layout.shape.expertLayout()) {
-    fail(moeInvalidArgument, "args.flags has MOE_APPLY_WEIGHTS, but in moeLayoutRank a row is already the weighted sum ",
+    fail(moeInvalidArgument,
+         "args.flags has MOE_APPLY_WEIGHTS, but in moeLayoutRank a row is already the weighted sum ",
          "over its rank's experts; apply the weights when you make that sum");
   }
   HandleHead head = comm.backend().readHandle(handle->memory + layout.handle.head);
@@ -66,16 +68,20 @@ void refuse(Comm& comm, moeResult_t code, void* stream) {
 
 }  // namespace
 
+void refuseCombine(Comm& comm, moeResult_t code, void* stream) {
+  comm.requireReady();
+  refuse(comm, code, stream);
+}
+
 void combine(Comm& comm, const moeCombineArgs_t& args, moeHandle* handle, void* stream) {
   comm.requireReady();
-  // A dispatch that failed has failed on every rank, so no rank's combine of it gets past here.
-  if (handle && handle->comm == &comm && handle->state != HandleState::kReceived) {
-    fail(moeInvalidUsage, "moeCombine: the handle has no completed dispatch",
-         handle->state == HandleState::kSent ? "; call moeWait first" : "");
-  }
   CombineArgs plan{};
   try {
     checkHandle(comm, handle);
+    if (handle->state != HandleState::kReceived) {
+      fail(moeInvalidUsage, "moeCombine: the handle has no completed dispatch",
+           handle->state == HandleState::kSent ? "; call moeWait first" : "");
+    }
     plan = planCombine(comm, args, handle);
   } catch (const Error& error) {
     refuse(comm, error.code(), stream);

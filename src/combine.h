@@ -7,7 +7,9 @@
 
 namespace moe {
 
-// Throws Error. A combine that this rank refuses is refused on all ranks before it throws.
+// Each throws Error. A combine that this rank refuses is refused on all ranks before it throws. refuseCombine is for a
+// refusal that was found before there were arguments; it returns when the peers have heard.
+void refuseCombine(Comm& comm, moeResult_t code, void* stream);
 void combine(Comm& comm, const moeCombineArgs_t& args, moeHandle* handle, void* stream);
 
 }  // namespace moe

@@ -32,6 +32,7 @@ int64_t checkRows(const Comm& comm, const moeRows_t& rows, int payload, bool may
     fail(moeInvalidArgument, name, ".strideBytes = ", rows.strideBytes, " is less than a row's ", bytes,
          " bytes; pass 0 for rows that follow each other");
   }
+  if (rows.reserved != 0) fail(moeInvalidArgument, name, ".reserved = ", rows.reserved, ", but it must be 0");
   if (!rows.data && !mayBeNull) fail(moeInvalidArgument, name, ".data is NULL");
   return rows.strideBytes != 0 ? rows.strideBytes : bytes;
 }
@@ -45,8 +46,8 @@ void checkIdType(int32_t type, const char* name) {
 void checkRouting(const Comm& comm, const moeDispatchArgs_t& args, const moeHandle& handle) {
   const moeConfig_t& config = comm.config();
   if (args.numTokens < 0 || args.numTokens > config.maxTokensPerRank) {
-    fail(moeInvalidArgument, "args.numTokens = ", args.numTokens, ", but it must be from 0 to config.maxTokensPerRank = ",
-         config.maxTokensPerRank);
+    fail(moeInvalidArgument, "args.numTokens = ", args.numTokens,
+         ", but it must be from 0 to config.maxTokensPerRank = ", config.maxTokensPerRank);
   }
   if (args.flags & ~(MOE_SEND_HALF | MOE_REUSE_ROUTING)) {
     fail(moeInvalidArgument, "args.flags = ", args.flags, " has unknown bits; known: MOE_SEND_HALF (1), ",
@@ -58,8 +59,8 @@ void checkRouting(const Comm& comm, const moeDispatchArgs_t& args, const moeHand
            "dispatch");
     }
     if (args.numTokens != handle.numTokens) {
-      fail(moeInvalidArgument, "args.numTokens = ", args.numTokens, " with MOE_REUSE_ROUTING, but the handle's dispatch ",
-           "had ", handle.numTokens, " tokens");
+      fail(moeInvalidArgument, "args.numTokens = ", args.numTokens,
+           " with MOE_REUSE_ROUTING, but the handle's dispatch ", "had ", handle.numTokens, " tokens");
     }
     return;
   }
@@ -69,7 +70,8 @@ void checkRouting(const Comm& comm, const moeDispatchArgs_t& args, const moeHand
   checkIdType(args.idType, "args.idType");
   if (args.numTokens > 0 && args.topk > 0) {
     if (!args.ids) {
-      fail(moeInvalidArgument, "args.ids is NULL, but args.numTokens = ", args.numTokens, " and args.topk = ", args.topk);
+      fail(moeInvalidArgument, "args.ids is NULL, but args.numTokens = ", args.numTokens,
+           " and args.topk = ", args.topk);
     }
     requireAligned(args.ids, args.idType == moeInt64 ? 8 : 4, "args.ids");
   }
@@ -116,12 +118,15 @@ void takeOutputRows(const Comm& comm, const moeReceive_t& receive, DispatchArgs*
 void takeOutputs(const Comm& comm, const moeReceive_t& receive, DispatchArgs* plan) {
   const Shape& shape = comm.layout().shape;
   checkIdType(receive.idType, "receive.idType");
+  if (receive.reserved != 0) {
+    fail(moeInvalidArgument, "receive.reserved = ", receive.reserved, ", but it must be 0");
+  }
   plan->views = receive.rows == nullptr;
   if (!plan->views) {
     takeOutputRows(comm, receive, plan);
   } else if (shape.layout != moeLayoutRank) {
-    fail(moeInvalidArgument, "receive.rows is NULL, which asks for views, but config.layout is ", layoutName(shape.layout),
-         "; only moeLayoutRank has views");
+    fail(moeInvalidArgument, "receive.rows is NULL, which asks for views, but config.layout is ",
+         layoutName(shape.layout), "; only moeLayoutRank has views");
   } else if (receive.capacity != 0) {
     fail(moeInvalidArgument, "receive.capacity = ", receive.capacity, " with views (receive.rows is NULL); pass 0");
   }
@@ -202,8 +207,9 @@ void checkInFlight(const Comm& comm) {
   uint64_t next = comm.dispatchesSent + 1;
   for (uint64_t epoch : comm.pendingHalves) {
     if (epoch + buffers > next) continue;
-    fail(moeTooManyInFlight, "the send half of dispatch number ", epoch, " still awaits its moeWait, and dispatch number ",
-         next, " needs its buffer (config.buffers = ", buffers, "); complete it first, or raise config.buffers");
+    fail(moeTooManyInFlight, "the send half of dispatch number ", epoch,
+         " still awaits its moeWait, and dispatch number ", next, " needs its buffer (config.buffers = ", buffers,
+         "); complete it first, or raise config.buffers");
   }
 }
 
@@ -218,6 +224,12 @@ void noteReceived(moeHandle* handle, bool views) {
 void checkHandle(const Comm& comm, const moeHandle* handle) {
   if (!handle) fail(moeInvalidArgument, "handle is NULL; make one with moeHandleInit");
   if (handle->comm != &comm) fail(moeInvalidArgument, "handle belongs to another communicator");
+}
+
+void refuseDispatch(Comm& comm, moeResult_t code, void* stream) {
+  comm.requireReady();
+  checkInFlight(comm);
+  refuse(comm, code, stream);
 }
 
 void dispatch(Comm& comm, const moeDispatchArgs_t& args, moeHandle* handle, void* stream) {

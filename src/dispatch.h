@@ -8,6 +8,8 @@
 namespace moe {
 
 // Each throws Error. A dispatch that this rank refuses is refused on all ranks before it throws.
+// refuseDispatch is for a refusal that was found before there were arguments; it returns when the peers have heard.
+void refuseDispatch(Comm& comm, moeResult_t code, void* stream);
 void dispatch(Comm& comm, const moeDispatchArgs_t& args, moeHandle* handle, void* stream);
 void wait(Comm& comm, moeHandle* handle, const moeReceive_t& receive, void* stream);
 moeSizes_t getSizes(Comm& comm, moeHandle* handle, void* stream);
