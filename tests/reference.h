@@ -29,14 +29,10 @@ struct Shape {
 
   int64_t tokenBytes() const { return config.hidden * elementBytes(config.dtype); }
   int64_t combineRowBytes() const { return config.hidden * elementBytes(config.combineDtype); }
-  int64_t payloadBytes(int payload) const {
-    return payload == 0 ? tokenBytes() : config.sideRowBytes[payload - 1];
-  }
+  int64_t payloadBytes(int payload) const { return payload == 0 ? tokenBytes() : config.sideRowBytes[payload - 1]; }
   int payloads() const { return 1 + config.numSideRows; }
 
-  int64_t expertsOf(int rank) const {
-    return config.numExperts / nranks + (rank < config.numExperts % nranks ? 1 : 0);
-  }
+  int64_t expertsOf(int rank) const { return config.numExperts / nranks + (rank < config.numExperts % nranks ? 1 : 0); }
   int64_t firstExpertOf(int rank) const {
     int64_t first = 0;
     for (int r = 0; r < rank; ++r) first += expertsOf(r);
@@ -84,8 +80,7 @@ struct Delivery {
 };
 
 // The distinct experts of a token that `rank` owns, in the order in which the token names them, with summed weights.
-inline std::vector<std::pair<int64_t, float>> expertsAt(const Shape& shape, const Sent& sent, int64_t token,
-                                                        int rank) {
+inline std::vector<std::pair<int64_t, float>> expertsAt(const Shape& shape, const Sent& sent, int64_t token, int rank) {
   std::vector<std::pair<int64_t, float>> found;
   for (int k = 0; k < sent.topk; ++k) {
     int64_t id = sent.id(token, k);

@@ -12,7 +12,6 @@ using reference::Delivery;
 
 size_t size(int64_t value) { return static_cast<size_t>(value); }
 
-
 }  // namespace
 
 Handle::Handle(moeComm_t comm, DeviceMemory& memory) {
@@ -85,8 +84,8 @@ void Driver::prepareInputs(Exchange& x, const Step& step) {
   x.args.numTokens = sent.numTokens;
   x.args.topk = sent.topk;
   x.args.idType = call.idType;
-  x.args.flags = (step.kind == Step::kSend ? MOE_SEND_HALF : 0) |
-                 (x.expected->call().reuseRouting ? MOE_REUSE_ROUTING : 0);
+  x.args.flags =
+      (step.kind == Step::kSend ? MOE_SEND_HALF : 0) | (x.expected->call().reuseRouting ? MOE_REUSE_ROUTING : 0);
   if (call.nullPointers && sent.numTokens == 0) return;
   auto entries = sent.ids.size();
   size_t idBytes = call.idType == moeInt32 ? 4 : 8;
@@ -165,8 +164,7 @@ bool Driver::prepareOutputs(Exchange& x, const Step& step) {
   } else {
     x.receive.expertCounts = reinterpret_cast<int32_t*>(make(x.expertCounts, size(shape_.expertsOf(rank_)), 4));
     x.receive.rowExperts = reinterpret_cast<int32_t*>(make(x.rowExperts, size(rows), 4));
-    x.receive.expertOffsets =
-        reinterpret_cast<int64_t*>(make(x.expertOffsets, size(shape_.expertsOf(rank_) + 1), 8));
+    x.receive.expertOffsets = reinterpret_cast<int64_t*>(make(x.expertOffsets, size(shape_.expertsOf(rank_) + 1), 8));
   }
   return true;
 }

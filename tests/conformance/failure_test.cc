@@ -214,7 +214,8 @@ void expectPatience(const std::string& action) {
   ASSERT_TRUE(ranks.introduce());
   for (int rank = 0; rank < 4; ++rank) ASSERT_EQ(ranks.hear(rank), "running");
   ASSERT_EQ(ranks.hear(kVictim), "stopping");
-  for (int rank : {0, 1, 3}) EXPECT_EQ(ranks.hear(rank, milliseconds(250)), "") << "nobody can go on without the victim";
+  for (int rank : {0, 1, 3})
+    EXPECT_EQ(ranks.hear(rank, milliseconds(250)), "") << "nobody can go on without the victim";
   ranks[kVictim].signal(SIGCONT);
   ranks[kVictim].lines().tell("go on");
   for (int rank = 0; rank < 4; ++rank) {

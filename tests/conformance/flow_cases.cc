@@ -79,8 +79,7 @@ void addChanging(Cases& cases) {
   Plan uneven("uneven_counts", 4, 1000, 16, 8, 2);
   uneven.calls = 4;
   uneven.tokens = [](int rank, int call) -> int64_t {
-    static constexpr int64_t kTokens[4][4] = {
-        {10, 20, 30, 40}, {400, 1, 1, 1}, {0, 0, 0, 5}, {1000, 1000, 1000, 1000}};
+    static constexpr int64_t kTokens[4][4] = {{10, 20, 30, 40}, {400, 1, 1, 1}, {0, 0, 0, 5}, {1000, 1000, 1000, 1000}};
     return kTokens[call][rank];
   };
   add(cases, uneven, Cost::kBig, true);
@@ -91,8 +90,9 @@ void addHandles(Cases& cases) {
     std::string suffix = layout ? "_by_expert" : "";
     auto with = [layout](moeConfig_t& c) { c.layout = layout; };
     Plan twice("combine_twice" + suffix, 3, 10, 32, 6, 2);
-    twice.steps = {{Step::kDispatch, 0}, {Step::kCombine, 0, 0, 0}, {Step::kCombine, 0, 0, 1}, {Step::kCombine, 0, 0, 2},
-                   {Step::kDispatch, 1}, {Step::kCombine, 1, 0, 3}, {Step::kCombine, 1, 0, 3}};
+    twice.steps = {{Step::kDispatch, 0},      {Step::kCombine, 0, 0, 0}, {Step::kCombine, 0, 0, 1},
+                   {Step::kCombine, 0, 0, 2}, {Step::kDispatch, 1},      {Step::kCombine, 1, 0, 3},
+                   {Step::kCombine, 1, 0, 3}};
     add(cases, twice.with(with), Cost::kSmall, layout == 0);
 
     Plan live("two_live_handles" + suffix, 3, 10, 32, 6, 2);
@@ -127,8 +127,8 @@ void addHandles(Cases& cases) {
       }
       call.reuseRouting = number > 0;
     };
-    reuse.steps = {{Step::kDispatch, 0}, {Step::kCombine, 0}, {Step::kDispatch, 1}, {Step::kDispatch, 2},
-                   {Step::kCombine, 2},  {Step::kCombine, 2, 0, 1}};
+    reuse.steps = {{Step::kDispatch, 0}, {Step::kCombine, 0}, {Step::kDispatch, 1},
+                   {Step::kDispatch, 2}, {Step::kCombine, 2}, {Step::kCombine, 2, 0, 1}};
     add(cases, reuse.with(with), Cost::kSmall, layout == 1);
   }
   Plan few("only_rows_asked", 3, 10, 32, 6, 2);

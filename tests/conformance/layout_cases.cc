@@ -77,7 +77,8 @@ void addViews(Cases& cases) {
     add(cases, plan.with([](moeConfig_t& c) {
       c.numSideRows = 1;
       c.sideRowBytes[0] = 9;
-    }), Cost::kSmall, ranks == 2);
+    }),
+        Cost::kSmall, ranks == 2);
   }
   Plan mixed("views_on_some_ranks", 4, 12, 33, 8, 2);
   mixed.calls = 6;

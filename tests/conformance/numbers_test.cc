@@ -20,20 +20,20 @@ TEST(Numbers, EveryHalfSurvivesTheWayToFloatAndBack) {
 }
 
 TEST(Numbers, HalvesRoundToTheNearestAndTiesToEven) {
-  EXPECT_EQ(toBfloat16(1.0f + 0x1p-8f), 0x3f80);           // a tie, down to even
-  EXPECT_EQ(toBfloat16(1.0f + 0x3p-8f), 0x3f82);           // a tie, up to even
+  EXPECT_EQ(toBfloat16(1.0f + 0x1p-8f), 0x3f80);  // a tie, down to even
+  EXPECT_EQ(toBfloat16(1.0f + 0x3p-8f), 0x3f82);  // a tie, up to even
   EXPECT_EQ(toBfloat16(1.0f + 0x1p-8f + 0x1p-20f), 0x3f81);
   EXPECT_EQ(toBfloat16(floatFromBits(0x7f7fffff)), 0x7f80);  // the largest float becomes infinity
   EXPECT_EQ(toFloat16(1.0f + 0x1p-11f), 0x3c00);
   EXPECT_EQ(toFloat16(1.0f + 0x3p-11f), 0x3c02);
   EXPECT_EQ(toFloat16(65519.0f), 0x7bff);
   EXPECT_EQ(toFloat16(65520.0f), 0x7c00);
-  EXPECT_EQ(toFloat16(0x1p-25f), 0x0000);           // half of the smallest: to even
+  EXPECT_EQ(toFloat16(0x1p-25f), 0x0000);  // half of the smallest: to even
   EXPECT_EQ(toFloat16(0x1.000002p-25f), 0x0001);
   EXPECT_EQ(toFloat16(-0x3p-25f), 0x8002);
   EXPECT_EQ(toFloat16(-0.0f), 0x8000);
-  EXPECT_EQ(toFloat16(0x1.ff8p-15f), 0x03ff);       // the largest subnormal
-  EXPECT_EQ(toFloat16(0x1.ffep-15f), 0x0400);       // rounds up into the normals
+  EXPECT_EQ(toFloat16(0x1.ff8p-15f), 0x03ff);  // the largest subnormal
+  EXPECT_EQ(toFloat16(0x1.ffep-15f), 0x0400);  // rounds up into the normals
 }
 
 TEST(Numbers, Float8HasItsKnownValues) {

@@ -33,8 +33,8 @@ moeConfig_t randomConfig(Random& random, int nranks) {
 
 int64_t randomId(Random& random, const moeConfig_t& config, int mood) {
   switch (mood) {
-    case 0: return random.between(0, config.numExperts - 1);                 // duplicates as they come
-    case 1: return random.between(-2, config.numExperts + 1);                // and nobody
+    case 0: return random.between(0, config.numExperts - 1);                        // duplicates as they come
+    case 1: return random.between(-2, config.numExperts + 1);                       // and nobody
     case 2: return std::min<int64_t>(random.between(0, 1), config.numExperts - 1);  // a hot spot
     case 3: return -1;
     default: return random.oneIn(3) ? -1 : random.between(0, config.numExperts - 1);

@@ -110,7 +110,13 @@ const BadCall kBadDispatches[] = {
        c.receive.capacity = 4;
      },
      "capacity"},
-    {"NoOutputData", [](SimpleCall& c) { c.receivedRows.data = nullptr; }, "data"},
+    {"NoOutputData",
+     [](SimpleCall& c) {
+       c.receive.capacity = 8;
+       c.receivedRows.data = nullptr;
+     },
+     "data"},
+    {"ReceiveReservedSet", [](SimpleCall& c) { c.receive.reserved = 1; }, "reserved"},
     {"WrongOutputRowBytes", [](SimpleCall& c) { c.receivedRows.rowBytes = 64; }, "rowBytes"},
     {"BadReceivedIdType", [](SimpleCall& c) { c.receive.idType = -1; }, "idType"},
 };
@@ -226,6 +232,35 @@ TEST(ThreadRanksRefusal, CombineWithoutADispatch) {
   ranks.expectHealthy(1);
 }
 
+// One rank alone gives a handle without a dispatch, or one that was destroyed.
+TEST(ThreadRanksRefusal, OneRankCombinesAFreshHandle) {
+  Ranks ranks(simpleConfig());
+  ASSERT_TRUE(ranks.ok()) << ranks.error();
+  ranks.each([](SimpleCall& call, int) { return call.runDispatch(); });
+  Handle fresh(ranks[kBad].comm, hostBackend().memory());
+  Outcome outcome = ranks.each([&](SimpleCall& call, int rank) {
+    return moeCombine(call.comm, &call.combine, rank == kBad ? fresh.get() : call.handle.get(), nullptr);
+  });
+  expectRefusal(outcome, {"", nullptr, "handle", moeInvalidUsage});
+  ranks.expectHealthy(1);
+}
+
+TEST(ThreadRanksRefusal, OneRankUsesADestroyedHandle) {
+  Ranks ranks(simpleConfig());
+  ASSERT_TRUE(ranks.ok()) << ranks.error();
+  moeHandle_t gone = Handle(ranks[kBad].comm, hostBackend().memory()).get();
+  Outcome dispatched = ranks.each([&](SimpleCall& call, int rank) {
+    return moeDispatch(call.comm, &call.dispatch, rank == kBad ? gone : call.handle.get(), nullptr);
+  });
+  expectRefusal(dispatched, {"", nullptr, "handle", moeInvalidUsage});
+  ranks.expectHealthy(1);
+  Outcome combined = ranks.each([&](SimpleCall& call, int rank) {
+    return moeCombine(call.comm, &call.combine, rank == kBad ? gone : call.handle.get(), nullptr);
+  });
+  expectRefusal(combined, {"", nullptr, "handle", moeInvalidUsage});
+  ranks.expectHealthy(2);
+}
+
 // Rank 0 combines dispatch 1 while the others combine dispatch 2: never wrong data.
 TEST(ThreadRanksRefusal, HandlesMixedUpBetweenRanks) {
   Ranks ranks(simpleConfig());
@@ -252,7 +287,8 @@ TEST(ThreadRanksRefusal, HandleOfAnotherCommunicator) {
   Ranks ranks(simpleConfig()), others(simpleConfig());
   ASSERT_TRUE(ranks.ok() && others.ok());
   Outcome outcome = ranks.each([&](SimpleCall& call, int rank) {
-    return moeDispatch(call.comm, &call.dispatch, rank == kBad ? others[rank].handle.get() : call.handle.get(), nullptr);
+    return moeDispatch(call.comm, &call.dispatch, rank == kBad ? others[rank].handle.get() : call.handle.get(),
+                       nullptr);
   });
   expectRefusal(outcome, {"", nullptr, "handle"});
   ranks.expectHealthy(1);
@@ -267,20 +303,17 @@ TEST(ThreadRanksRefusal, ThirdSendHalfIsTooMany) {
   auto handleOf = [&](int rank, int i) { return handles[static_cast<size_t>(i * kRanks + rank)].get(); };
   for (int rank = 0; rank < kRanks; ++rank) ranks[rank].dispatch.flags = MOE_SEND_HALF;
   for (int i = 0; i < 2; ++i) {
-    Outcome sent = ranks.each([&](SimpleCall& call, int rank) {
-      return moeDispatch(call.comm, &call.dispatch, handleOf(rank, i), nullptr);
-    });
+    Outcome sent = ranks.each(
+        [&](SimpleCall& call, int rank) { return moeDispatch(call.comm, &call.dispatch, handleOf(rank, i), nullptr); });
     for (int rank = 0; rank < kRanks; ++rank) ASSERT_EQ(sent.code[rank], moeSuccess) << sent.text[rank];
   }
-  Outcome third = ranks.each([&](SimpleCall& call, int rank) {
-    return moeDispatch(call.comm, &call.dispatch, handleOf(rank, 2), nullptr);
-  });
+  Outcome third = ranks.each(
+      [&](SimpleCall& call, int rank) { return moeDispatch(call.comm, &call.dispatch, handleOf(rank, 2), nullptr); });
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(third.code[rank], moeTooManyInFlight) << third.text[rank];
   // In the other order, and then there is room again.
   for (int i : {1, 0}) {
-    Outcome waited = ranks.each([&](SimpleCall& call, int rank) {
-      return moeWait(call.comm, handleOf(rank, i), &call.receive, nullptr);
-    });
+    Outcome waited = ranks.each(
+        [&](SimpleCall& call, int rank) { return moeWait(call.comm, handleOf(rank, i), &call.receive, nullptr); });
     for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(waited.code[rank], moeSuccess) << waited.text[rank];
   }
   ranks.expectHealthy(1);

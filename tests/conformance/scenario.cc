@@ -73,15 +73,14 @@ void fillRows(const Shape& shape, Random& random, reference::Sent* sent) {
   }
 }
 
-Expected::Expected(const Shape& shape, Call call, uint64_t seed)
-    : shape_(shape), call_(std::move(call)), seed_(seed) {
+Expected::Expected(const Shape& shape, Call call, uint64_t seed) : shape_(shape), call_(std::move(call)), seed_(seed) {
   for (const RankCall& rank : call_.ranks) sents_.push_back(rank.sent);
   for (int rank = 0; rank < shape_.nranks; ++rank) {
     const RankCall& options = call_.ranks[at(rank)];
     int64_t capacity = resolvedCapacity(shape_, rank, options);
     if (options.exactSizes) {
-      capacity = std::max<int64_t>(
-          1, reference::deliver(shape_, sents_, rank, capacity, options.views).sizes.requiredRows);
+      capacity =
+          std::max<int64_t>(1, reference::deliver(shape_, sents_, rank, capacity, options.views).sizes.requiredRows);
       if (shape_.config.layout == moeLayoutExpertPadded) capacity = shape_.config.capacity;
     }
     deliveries_.push_back(reference::deliver(shape_, sents_, rank, capacity, options.views));
@@ -129,8 +128,7 @@ const Expected::Outcome& Expected::outcome(int variant) {
     indexes.push_back(reference::indexRows(delivery(rank)));
   }
   for (int rank = 0; rank < shape_.nranks; ++rank) {
-    result.combined.push_back(
-        reference::combine(shape_, sents_, indexes, result.expertRows, rank, call_.applyWeights));
+    result.combined.push_back(reference::combine(shape_, sents_, indexes, result.expertRows, rank, call_.applyWeights));
   }
   return result;
 }

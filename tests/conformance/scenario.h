@@ -46,14 +46,14 @@ struct RankCall {
   reference::Sent sent;
   int32_t idType = moeInt64;
   int32_t receivedIdType = moeInt64;
-  int64_t capacity = 0;      // as in moeReceive_t
-  int64_t inputGap = 0;      // elements between input rows (bytes for side rows)
-  int64_t outputGap = 0;     // the same for outputs
-  int64_t misalign = 0;      // elements (bytes for side rows) by which data pointers miss their alignment
-  bool views = false;        // leave the rows in the window
-  bool exactSizes = false;   // size the outputs by moeGetSizes; for send halves
-  bool onlyRows = false;     // every optional output NULL
-  bool nullPointers = false; // with no tokens: NULL for everything
+  int64_t capacity = 0;       // as in moeReceive_t
+  int64_t inputGap = 0;       // elements between input rows (bytes for side rows)
+  int64_t outputGap = 0;      // the same for outputs
+  int64_t misalign = 0;       // elements (bytes for side rows) by which data pointers miss their alignment
+  bool views = false;         // leave the rows in the window
+  bool exactSizes = false;    // size the outputs by moeGetSizes; for send halves
+  bool onlyRows = false;      // every optional output NULL
+  bool nullPointers = false;  // with no tokens: NULL for everything
 };
 
 enum class Experts {
