@@ -248,8 +248,8 @@ inline void partialRow(const Shape& shape, const std::vector<std::pair<int64_t, 
 
 }  // namespace detail
 
-// What combine must return to `source`: [numTokens][hidden] in combineDtype. expertRows[r] are the rows that rank r gives,
-// in the order of deliveries[r].
+// What combine must return to `source`: [numTokens][hidden] in combineDtype. expertRows[r] are the rows that rank r
+// gives, in the order of deliveries[r].
 inline Bytes combine(const Shape& shape, const std::vector<Sent>& sents, const std::vector<RowIndex>& indexes,
                      const std::vector<Bytes>& expertRows, int source, bool applyWeights) {
   const auto& config = shape.config;

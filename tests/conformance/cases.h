@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every scenario that must be exact. Each is written once and runs for every backend, in every way in which ranks exist.
+// Every scenario that must be exact. Each is written once and runs for every backend, in every way in which ranks
+// exist.
 #pragma once
 
 #include <functional>

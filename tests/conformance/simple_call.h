@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank's dispatch and combine with plain valid arguments, to be spoiled or interrupted by a test, and a check of what
-// came back that needs no oracle.
+// One rank's dispatch and combine with plain valid arguments, to be spoiled or interrupted by a test, and a check of
+// what came back that needs no oracle.
 #pragma once
 
 #include <array>

@@ -271,7 +271,7 @@ TEST(Sizes, WindowOffsetsPastFourGigabytes) {
   });
 }
 
-// The last token's partial row lies past 2 GiB in its segment. Writes gigabytes of zeros for the tokens without experts.
+// The last token's partial row lies past 2 GiB in its segment. Writes gigabytes of zeros for tokens without experts.
 TEST(Sizes, CombineOffsetsPastTwoGigabytes_long) {
   moeConfig_t config = simpleConfig(160000, 7168, 3, 1);
   LocalComms comms(3, config);
