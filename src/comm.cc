@@ -189,28 +189,23 @@ void Comm::requireReady() {
     fail(moeInvalidUsage, "the communicator was finalized; only moeCommDestroy may follow");
   }
   if (!states_->anyLost()) return;
-  Failure failure{};
-  failure.code = check(rank_, &failure.peer);
+  Failure failure = trouble();
   if (failure.code != moeSuccess) {
     breakWith(static_cast<moeResult_t>(failure.code), describe(failure, "communicator"));
   }
 }
 
-moeResult_t Comm::state(std::string* text) const {
+moeResult_t Comm::state(std::string* text) {
   moeResult_t now = state_.load(std::memory_order_acquire);
   if (now != moeSuccess && now != moeInProgress) {
     std::lock_guard lock(textMutex_);
     *text = text_;
   }
   if (now == moeSuccess && states_->anyLost()) {
-    int culprit = rank_;
-    auto* self = const_cast<Comm*>(this);
-    if (int32_t code = self->check(rank_, &culprit); code != moeSuccess) {
-      Failure failure{};
-      failure.code = code;
-      failure.peer = culprit;
+    Failure failure = trouble();
+    if (failure.code != moeSuccess) {
       *text = describe(failure, "communicator");
-      return static_cast<moeResult_t>(code);
+      return static_cast<moeResult_t>(failure.code);
     }
   }
   return now;
@@ -236,25 +231,31 @@ void Comm::finalize() {
   transport_->announce(aborted_.load(std::memory_order_acquire) ? PeerState::kAborted : PeerState::kLeft);
 }
 
-int32_t Comm::check(int peer, int* culprit) {
-  if (aborted_.load(std::memory_order_acquire)) {
-    *culprit = rank_;
-    return moeAborted;
-  }
-  bool left = states_->get(peer) != PeerState::kAlive;
-  if (!left && !states_->anyLost()) return moeSuccess;
-  // When a rank dies, others may fail and leave in turn; the one to name is the dead one.
+int32_t Comm::check(int peer) {
+  if (aborted_.load(std::memory_order_acquire)) return moeAborted;
+  return states_->get(peer) != PeerState::kAlive || states_->anyLost() ? moeRankLost : moeSuccess;
+}
+
+// When a rank dies, others may fail and leave in turn; the one to name is the dead one.
+int Comm::blame(int peer) {
+  if (aborted_.load(std::memory_order_acquire)) return rank_;
   Deadline grace = Deadline::in(kDeathGrace);
   int worst = peer;
   while (true) {
     for (int rank = 0; rank < nranks_; ++rank) {
       if (states_->get(rank) > states_->get(worst)) worst = rank;
     }
-    if (states_->get(worst) == PeerState::kDead || grace.passed()) break;
+    if (states_->get(worst) == PeerState::kDead || grace.passed()) return worst;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  *culprit = worst;
-  return moeRankLost;
+}
+
+// A lost rank or an abort that no operation has met yet; code moeSuccess if there is none.
+Failure Comm::trouble() {
+  Failure failure{};
+  failure.code = check(rank_);
+  if (failure.code != moeSuccess) failure.peer = blame(rank_);
+  return failure;
 }
 
 std::string Comm::describe(const Failure& failure, const char* operation) const {

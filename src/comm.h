@@ -41,7 +41,7 @@ class Comm : private WaitGuard {
   // Throws unless operations may run now.
   void requireReady();
   // The state and its text, for moeCommGetAsyncError.
-  moeResult_t state(std::string* text) const;
+  moeResult_t state(std::string* text);
   void abort();
   void finalize();
 
@@ -60,7 +60,9 @@ class Comm : private WaitGuard {
   std::vector<uint64_t> pendingHalves;
 
  private:
-  int32_t check(int peer, int* culprit) override;
+  int32_t check(int peer) override;
+  int blame(int peer) override;
+  Failure trouble();
   std::chrono::milliseconds patience() const override { return std::chrono::milliseconds(config_.timeoutMs); }
 
   void initialize();

@@ -24,7 +24,7 @@ Struct takeStruct(const Struct* given, const char* name, const Struct& initial, 
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
   for (size_t at = sizeof(Struct); at < size; ++at) {
     if (bytes[at] != 0) {
-      fail(moeUnsupported, name, "->size is ", size, " and byte ", at, " is set, but this library (version ",
+      fail(moeInvalidArgument, name, "->size is ", size, " and byte ", at, " is set, but this library (version ",
            MOE_VERSION_MAJOR, ".", MOE_VERSION_MINOR, ".", MOE_VERSION_PATCH, ") knows only ", sizeof(Struct),
            " bytes; the caller was built for a newer moecl");
     }
