@@ -9,17 +9,12 @@
 
 namespace moe {
 
-// What the two ways of sending partial rows share: which record is next, where its partial row goes, and the signals.
+// What the two ways of sending partial rows share: which records are next, where their partial rows go, and the signals.
 template <class X>
 class PartialRows {
  public:
   MOE_HD PartialRows(const X& x, const CombineArgs& a, uint64_t epoch)
-      : a_(a),
-        layout_(a.common.layout),
-        shape_(layout_.shape),
-        handle_(a.common),
-        work_(a.common),
-        epoch_(epoch),
+      : a_(a), layout_(a.common.layout), shape_(layout_.shape), handle_(a.common), work_(a.common), epoch_(epoch),
         runs_(shape_, int64_t{x.block()} * x.warps() + x.warp(), int64_t{a.common.sendBlocks} * x.warps()) {}
 
   MOE_HD int64_t rows() const {
@@ -27,12 +22,12 @@ class PartialRows {
     for (int source = 0; source < shape_.nranks; ++source) chunks = larger(chunks, *handle_.sourceChunks(source));
     return runs_.rows(chunks);
   }
+  MOE_HD int64_t rowBytes() const { return shape_.combineRowBytes; }
 
-  MOE_HD void finished(X& x, int64_t i) const {
-    if (i % kRunRows != kRunRows - 1 || x.lane() != 0) return;
+  MOE_HD void finishedRun(X& x, int64_t i) const {
     int source = runs_.source(i);
     int64_t chunk = runs_.chunk(i);
-    if (chunk >= *handle_.sourceChunks(source)) return;
+    if (x.lane() != 0 || chunk >= *handle_.sourceChunks(source)) return;
     if (x.arrive(work_.combineDone(source, chunk), 1) != kRunsPerChunk) return;
     x.reset(work_.combineDone(source, chunk));
     CombineWindow window(layout_, a_.common.windows[source], epoch_);
@@ -40,23 +35,23 @@ class PartialRows {
   }
 
  protected:
-  // The slot of the i-th record, or -1 if there is none.
-  MOE_HD int64_t enter(int64_t i) {
-    if (i % kRunRows == 0) {
-      source_ = runs_.source(i);
-      int64_t chunk = runs_.chunk(i);
-      bool some = chunk < *handle_.sourceChunks(source_);
-      const int32_t* ends = handle_.chunkEnds(source_);
-      begin_ = some && chunk > 0 ? ends[chunk - 1] : 0;
-      end_ = some ? ends[chunk] : 0;
-    }
-    int64_t slot = begin_ + runs_.row(i);
-    return slot < end_ ? slot : -1;
+  // The records of a run.
+  struct Records {
+    int source;
+    int64_t first, count;
+  };
+  MOE_HD Records recordsOf(int64_t i) const {
+    int source = runs_.source(i);
+    int64_t chunk = runs_.chunk(i);
+    if (chunk >= *handle_.sourceChunks(source)) return {source, 0, 0};
+    const int32_t* ends = handle_.chunkEnds(source);
+    int64_t first = (chunk > 0 ? ends[chunk - 1] : 0) + runs_.row(i);
+    return {source, first, larger(0, smaller(kRunRows, ends[chunk] - first))};
   }
 
-  MOE_HD std::byte* partialRow(int64_t slot) const {
-    CombineWindow window(layout_, a_.common.windows[source_], epoch_);
-    return window.row(*handle_.token(source_, slot), *handle_.ordinal(source_, slot));
+  MOE_HD std::byte* partialRow(int source, int64_t slot) const {
+    CombineWindow window(layout_, a_.common.windows[source], epoch_);
+    return window.row(*handle_.token(source, slot), *handle_.ordinal(source, slot));
   }
 
   const CombineArgs& a_;
@@ -66,8 +61,6 @@ class PartialRows {
   Workspace work_;
   uint64_t epoch_;
   SourceRuns runs_;
-  int source_ = 0;
-  int64_t begin_ = 0, end_ = 0;
 };
 
 // Expert layouts: the rows of a token's local experts are added, as a reduce job.
@@ -76,32 +69,26 @@ class SumJob : public PartialRows<X> {
  public:
   using PartialRows<X>::PartialRows;
 
+  MOE_HD int64_t itemBytes() const { return ReduceItem::bytes(this->shape_.topk); }
   MOE_HD bool weighted() const { return this->a_.applyWeights; }
   MOE_HD int32_t type() const { return this->shape_.combineType; }
   MOE_HD int64_t elements() const { return this->shape_.hidden; }
-  MOE_HD int64_t rowBytes() const { return this->shape_.combineRowBytes; }
 
-  MOE_HD RowStep begin(X& x, int64_t i, ReduceItem& item) {
-    int64_t slot = this->enter(i);
-    if (slot < 0) return RowStep::kSkip;
-    const int32_t* rows = this->handle_.rows(this->source_, slot);
-    const float* weights = this->handle_.rowWeights(this->source_, slot);
-    int count = 0;
-    for (int from = 0; from < this->shape_.topk; from += x.lanes()) {
-      int k = from + x.lane();
-      int32_t row = k < this->shape_.topk ? rows[k] : -1;
-      uint64_t valid = x.ballot(row >= 0);
-      if (row >= 0) {
-        item.sources()[count + popcount(valid & x.lanesBelow())] = {this->a_.rows.data + row * this->a_.rows.stride,
-                                                                    weights[k]};
-      }
-      count += popcount(valid);
+  MOE_HD bool beginRun(X& x, int64_t i, RunItems items) const {
+    auto records = this->recordsOf(i);
+    int32_t topk = this->shape_.topk;
+    for (int j = x.lane(); j < kRunRows; j += x.lanes()) {
+      bool some = j < records.count;
+      *items.as<ReduceItem>(j) = {some ? this->partialRow(records.source, records.first + j) : nullptr, topk};
     }
-    if (x.lane() == 0) {
-      item.result = this->partialRow(slot);
-      item.count = count;
+    for (int64_t entry = x.lane(); entry < records.count * topk; entry += x.lanes()) {
+      int64_t j = entry / topk, k = entry % topk;
+      int32_t row = this->handle_.rows(records.source, records.first + j)[k];
+      float weight = this->handle_.rowWeights(records.source, records.first + j)[k];
+      items.as<ReduceItem>(j)->sources()[k] = {row >= 0 ? this->a_.rows.data + row * this->a_.rows.stride : nullptr,
+                                               weight};
     }
-    return RowStep::kCarry;
+    return true;
   }
 };
 
@@ -113,12 +100,18 @@ class CopyJob : public PartialRows<X> {
 
   MOE_HD int64_t itemBytes() const { return static_cast<int64_t>(sizeof(Item)); }
 
-  MOE_HD RowStep begin(X& x, int64_t i, std::byte* memory) {
-    int64_t slot = this->enter(i);
-    if (slot < 0) return RowStep::kSkip;
-    if (x.lane() == 0) *reinterpret_cast<Item*>(memory) = {inputRow(slot), this->partialRow(slot)};
-    return RowStep::kCarry;
+  MOE_HD bool beginRun(X& x, int64_t i, RunItems items) const {
+    auto records = this->recordsOf(i);
+    for (int j = x.lane(); j < kRunRows; j += x.lanes()) {
+      bool some = j < records.count;
+      int64_t slot = records.first + j;
+      *items.as<Item>(j) = {some ? inputRow(records.source, slot) : nullptr,
+                            some ? this->partialRow(records.source, slot) : nullptr};
+    }
+    return true;
   }
+
+  MOE_HD bool carries(const std::byte* item) const { return reinterpret_cast<const Item*>(item)->to; }
 
   template <class Row>
   MOE_HD void gather(const std::byte* memory, Row& row) const {
@@ -126,7 +119,6 @@ class CopyJob : public PartialRows<X> {
     if (from) row.load(0, from, this->shape_.combineRowBytes);
   }
 
-  // A row that the dispatch's output had no room for counts as zero.
   MOE_HD int64_t fillOffset() const { return 0; }
   MOE_HD int64_t fillBytes() const { return 0; }
   MOE_HD void fill(X&, const std::byte*, std::byte*) const {}
@@ -143,17 +135,17 @@ class CopyJob : public PartialRows<X> {
 
  private:
   struct Item {
-    const std::byte* from;  // null: nothing was delivered
-    std::byte* to;
+    const std::byte* from;  // null: the dispatch's output had no room for this row, and it counts as zero
+    std::byte* to;          // null: no record
   };
 
-  MOE_HD const std::byte* inputRow(int64_t slot) const {
+  MOE_HD const std::byte* inputRow(int source, int64_t slot) const {
     const CombineArgs& a = this->a_;
     if (a.inPlace) {
       DispatchWindow window(this->layout_, a.common.window(), a.common.handleHead()->dispatchEpoch);
-      return window.record(this->source_, slot) + this->layout_.record.payload[0];
+      return window.record(source, slot) + this->layout_.record.payload[0];
     }
-    int64_t row = *this->handle_.sourceFirst(this->source_) + slot;
+    int64_t row = *this->handle_.sourceFirst(source) + slot;
     return row < a.common.handleHead()->capacity ? a.rows.data + row * a.rows.stride : nullptr;
   }
 };
@@ -163,13 +155,8 @@ template <class X>
 class TokenJob {
  public:
   MOE_HD TokenJob(const X& x, const CombineArgs& a, uint64_t epoch)
-      : a_(a),
-        shape_(a.common.layout.shape),
-        handle_(a.common),
-        window_(a.common.layout, a.common.window(), epoch),
-        epoch_(epoch),
-        tokens_(a.common.handleHead()->numTokens),
-        warp_(receivingWarp(x, a.common)),
+      : a_(a), shape_(a.common.layout.shape), handle_(a.common), window_(a.common.layout, a.common.window(), epoch),
+        epoch_(epoch), tokens_(a.common.handleHead()->numTokens), warp_(receivingWarp(x, a.common)),
         warps_(int64_t{a.common.receiveBlocks} * x.warps()) {}
 
   MOE_HD int64_t rows() const {
@@ -177,26 +164,28 @@ class TokenJob {
     return warp_ < runs ? ceilDiv(runs - warp_, warps_) * kRunRows : 0;
   }
 
+  MOE_HD int64_t itemBytes() const { return ReduceItem::bytes(shape_.distinct); }
   MOE_HD bool weighted() const { return false; }
   MOE_HD int32_t type() const { return shape_.combineType; }
   MOE_HD int64_t elements() const { return shape_.hidden; }
   MOE_HD int64_t rowBytes() const { return shape_.combineRowBytes; }
 
-  MOE_HD RowStep begin(X& x, int64_t i, ReduceItem& item) {
-    int64_t token = (warp_ + i / kRunRows * warps_) * kRunRows + i % kRunRows;
-    if (token >= tokens_) return RowStep::kSkip;
-    if (!waitForChunk(x, token / kChunkTokens)) return RowStep::kFailed;
-    int count = *handle_.rankCount(token);
-    for (int ordinal = x.lane(); ordinal < count; ordinal += x.lanes()) {
-      item.sources()[ordinal] = {window_.row(token, ordinal), 1.0f};
+  MOE_HD bool beginRun(X& x, int64_t i, RunItems items) {
+    int64_t first = (warp_ + i / kRunRows * warps_) * kRunRows;
+    if (!waitForChunk(x, first / kChunkTokens)) return false;
+    for (int j = x.lane(); j < kRunRows; j += x.lanes()) {
+      int64_t token = first + j;
+      bool some = token < tokens_;
+      auto* item = items.as<ReduceItem>(j);
+      item->result = some ? a_.output.data + token * a_.output.stride : nullptr;
+      item->count = some ? *handle_.rankCount(token) : 0;
+      for (int ordinal = 0; ordinal < item->count; ++ordinal) {
+        item->sources()[ordinal] = {window_.row(token, ordinal), 1.0f};
+      }
     }
-    if (x.lane() == 0) {
-      item.result = a_.output.data + token * a_.output.stride;
-      item.count = count;
-    }
-    return RowStep::kCarry;
+    return true;
   }
-  MOE_HD void finished(X&, int64_t) const {}
+  MOE_HD void finishedRun(X&, int64_t) const {}
 
  private:
   MOE_HD bool waitForChunk(X& x, int64_t chunk) {

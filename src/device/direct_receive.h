@@ -176,8 +176,8 @@ class Arrivals {
   int64_t* offsets_;  // expert layouts: [local expert + 1] first rows
 };
 
-// Which rows of which source a warp takes as its i-th ones: chunk by chunk, sources in turn, so that every source's
-// link is in use.
+// Which rows of which source a warp takes as its i-th ones: chunk by chunk, sources in turn, so that every source's link
+// is in use.
 class SourceRuns {
  public:
   MOE_HD SourceRuns(const Shape& shape, int64_t warp, int64_t warps) : shape_(shape), warp_(warp), warps_(warps) {}
@@ -187,12 +187,10 @@ class SourceRuns {
     int64_t runs = chunks * kRunsPerChunk * shape_.nranks;
     return warp_ < runs ? ceilDiv(runs - warp_, warps_) * kRunRows : 0;
   }
-  MOE_HD int source(int64_t i) const {
-    return static_cast<int>((shape_.rank + run(i) % shape_.nranks) % shape_.nranks);
-  }
+  MOE_HD int source(int64_t i) const { return static_cast<int>((shape_.rank + run(i) % shape_.nranks) % shape_.nranks); }
   MOE_HD int64_t chunk(int64_t i) const { return run(i) / shape_.nranks / kRunsPerChunk; }
-  // Among the records of its chunk.
-  MOE_HD int64_t row(int64_t i) const { return run(i) / shape_.nranks % kRunsPerChunk * kRunRows + i % kRunRows; }
+  // First row of the run among the records of its chunk.
+  MOE_HD int64_t row(int64_t i) const { return run(i) / shape_.nranks % kRunsPerChunk * kRunRows; }
 
  private:
   MOE_HD int64_t run(int64_t i) const { return warp_ + i / kRunRows * warps_; }
@@ -211,12 +209,7 @@ template <class X>
 class PlaceJob {
  public:
   MOE_HD PlaceJob(const X& x, const DispatchArgs& a, const Arrivals<X>& arrivals, uint64_t epoch)
-      : a_(a),
-        layout_(a.common.layout),
-        shape_(layout_.shape),
-        arrivals_(arrivals),
-        handle_(a.common),
-        epoch_(epoch),
+      : a_(a), layout_(a.common.layout), shape_(layout_.shape), arrivals_(arrivals), handle_(a.common), epoch_(epoch),
         firstExpert_(shape_.experts.first(shape_.rank)),
         runs_(shape_, receivingWarp(x, a.common), int64_t{a.common.receiveBlocks} * x.warps()) {}
 
@@ -226,22 +219,39 @@ class PlaceJob {
     return runs_.rows(chunks);
   }
 
-  MOE_HD int64_t itemBytes() const { return static_cast<int64_t>(sizeof(Item)) + 4 * int64_t{shape_.topk}; }
-
-  MOE_HD RowStep begin(X& x, int64_t i, std::byte* memory) {
-    if (i % kRunRows == 0 && !enterRun(x, i)) return RowStep::kFailed;
-    int64_t slot = begin_ + runs_.row(i);
-    if (slot >= end_) return RowStep::kSkip;
-    auto* item = reinterpret_cast<Item*>(memory);
-    if (x.lane() == 0) *item = {source_, static_cast<int32_t>(slot)};
-    bool carries = false;
-    bool ok = noteRecord(x, *item, arrivals_.window().record(source_, slot), slot, &carries);
-    if (!x.warpAll(ok)) {
-      x.fail(moeInternalError, Awaited::kValidCounts, source_, static_cast<uint64_t>(slot), 0);
-      return RowStep::kFailed;
-    }
-    return x.ballot(carries) ? RowStep::kCarry : RowStep::kSkip;
+  MOE_HD int64_t rowBytes() const {
+    int last = shape_.payloads - 1;
+    return layout_.record.payload[last] + shape_.payloadBytes[last];
   }
+  MOE_HD int64_t itemBytes() const {
+    return roundUp(static_cast<int64_t>(sizeof(Item)) + 4 * int64_t{shape_.topk}, 8);
+  }
+
+  MOE_HD bool beginRun(X& x, int64_t i, RunItems items) {
+    int source = runs_.source(i);
+    for (int j = x.lane(); j < kRunRows; j += x.lanes()) *items.as<Item>(j) = {source, -1, 0, 0};
+    int64_t begin = 0, end = 0;
+    if (!enterChunk(x, source, runs_.chunk(i), &begin, &end)) return false;
+    int64_t first = begin + runs_.row(i);
+    int64_t rows = larger(0, smaller(kRunRows, end - first));
+    x.warpBarrier();
+    bool ok = true;
+    for (int64_t entry = x.lane(); entry < rows * shape_.topk; entry += x.lanes()) {
+      int64_t j = entry / shape_.topk;
+      Record record(*this, source, first + j);
+      ok = noteEntry(*items.as<Item>(j), record, static_cast<int>(entry % shape_.topk)) && ok;
+    }
+    x.warpBarrier();
+    // Every record has exactly one entry that is its token's first of this rank.
+    for (int64_t j = x.lane(); j < rows; j += x.lanes()) ok = ok && items.as<Item>(j)->slot >= 0;
+    if (!x.warpAll(ok)) {
+      x.fail(moeInternalError, Awaited::kValidCounts, source, static_cast<uint64_t>(first), static_cast<uint64_t>(rows));
+      return false;
+    }
+    return true;
+  }
+
+  MOE_HD bool carries(const std::byte* item) const { return reinterpret_cast<const Item*>(item)->placed; }
 
   template <class Row>
   MOE_HD void gather(const std::byte* memory, Row& row) const {
@@ -269,115 +279,120 @@ class PlaceJob {
     }
   }
 
-  MOE_HD void finished(X&, int64_t) const {}
+  MOE_HD void finishedRun(X&, int64_t) const {}
 
  private:
   struct Item {
     int32_t source, slot;
+    int32_t placed;  // the output holds a row of this record
+    int32_t reserved;
     // Expert layouts: the output row of each entry, or -1; they follow the struct.
     MOE_HD int32_t* rows() { return reinterpret_cast<int32_t*>(this + 1); }
     MOE_HD const int32_t* rows() const { return reinterpret_cast<const int32_t*>(this + 1); }
   };
 
-  // Finds the run's source and the records of its chunk, and waits for them.
-  MOE_HD bool enterRun(X& x, int64_t i) {
-    source_ = runs_.source(i);
-    int64_t chunk = runs_.chunk(i);
-    begin_ = end_ = 0;
-    if (chunk >= arrivals_.counts(source_).chunks) return true;
+  // A record's routing, where it lies in the window.
+  struct Record {
+    int source;
+    int64_t slot;
+    RecordHead head;
+    const int32_t* ids;
+    const float* weights;
+    const int32_t* indexes;
+
+    MOE_HD Record(const PlaceJob& job, int from, int64_t at) : source(from), slot(at) {
+      const std::byte* base = job.arrivals_.window().record(from, at);
+      head = *reinterpret_cast<const RecordHead*>(base + job.layout_.record.head);
+      ids = reinterpret_cast<const int32_t*>(base + job.layout_.record.ids);
+      weights = reinterpret_cast<const float*>(base + job.layout_.record.weights);
+      indexes = reinterpret_cast<const int32_t*>(base + job.layout_.record.indexes);
+    }
+  };
+
+  // Waits for a chunk of a source and finds its records.
+  MOE_HD bool enterChunk(X& x, int source, int64_t chunk, int64_t* begin, int64_t* end) const {
+    if (chunk >= arrivals_.counts(source).chunks) return true;
     bool ok = true;
-    if (x.lane() == 0) ok = x.wait(arrivals_.window().chunkSignal(source_, chunk), epoch_, Awaited::kRows, source_);
+    if (x.lane() == 0) ok = x.wait(arrivals_.window().chunkSignal(source, chunk), epoch_, Awaited::kRows, source);
     if (!x.warpAll(ok)) return false;
-    const int32_t* ends = arrivals_.window().chunkEnds(source_);
-    begin_ = chunk > 0 ? ends[chunk - 1] : 0;
-    end_ = ends[chunk];
-    ok = begin_ >= 0 && end_ >= begin_ && end_ <= begin_ + kChunkTokens && end_ <= arrivals_.counts(source_).rows;
+    const int32_t* ends = arrivals_.window().chunkEnds(source);
+    *begin = chunk > 0 ? ends[chunk - 1] : 0;
+    *end = ends[chunk];
+    ok = *begin >= 0 && *end >= *begin && *end <= *begin + kChunkTokens && *end <= arrivals_.counts(source).rows;
     if (!ok) {
-      x.fail(moeInternalError, Awaited::kValidCounts, source_, static_cast<uint64_t>(begin_),
-             static_cast<uint64_t>(end_));
+      x.fail(moeInternalError, Awaited::kValidCounts, source, static_cast<uint64_t>(*begin), static_cast<uint64_t>(*end));
     }
     return ok;
   }
 
   MOE_HD bool isLocal(int32_t id) const { return id >= firstExpert_ && id < firstExpert_ + arrivals_.local(); }
 
-  // Takes a record's routing into the item, the handle and the caller's arrays; lanes take entries. False if it breaks
-  // a rule. *carries: this lane has a row to store.
-  MOE_HD bool noteRecord(X& x, Item& item, const std::byte* record, int64_t slot, bool* carries) const {
-    const auto head = *reinterpret_cast<const RecordHead*>(record + layout_.record.head);
-    const auto* ids = reinterpret_cast<const int32_t*>(record + layout_.record.ids);
-    bool inOutput = a_.views || arrivals_.sourceRow(source_, slot) < a_.capacity;
-    bool ok = head.token >= 0 && head.token < arrivals_.counts(source_).tokens;
-    uint64_t local = 0;
-    for (int from = 0; from < shape_.topk; from += x.lanes()) {
-      int k = from + x.lane();
-      int32_t id = k < shape_.topk ? ids[k] : -1;
-      local |= static_cast<uint64_t>(x.ballot(isLocal(id))) << from;
-      if (k >= shape_.topk || !ok) continue;
-      if (shape_.expertLayout()) {
-        ok = noteExpertRow(item, record, head.token, slot, k, carries);
-      } else if (inOutput) {
-        noteRankEntry(record, slot, k, id);
-      }
-    }
-    uint64_t first = local & head.rankFirsts;
-    int32_t ordinal = popcount(head.rankFirsts & (first - 1));
-    ok = ok && popcount(first) == 1 && ordinal < shape_.distinct;
-    if (x.lane() == 0) {
-      *handle_.token(source_, slot) = head.token;
-      *handle_.ordinal(source_, slot) = ordinal;
-      if (!shape_.expertLayout() && a_.outSources && inOutput)
-        noteSource(arrivals_.sourceRow(source_, slot), head.token);
-    }
-    if (!shape_.expertLayout()) *carries = inOutput && !a_.views;
-    return ok;
-  }
-
-  MOE_HD void noteRankEntry(const std::byte* record, int64_t slot, int k, int32_t id) const {
-    bool local = isLocal(id);
-    int64_t at = arrivals_.sourceRow(source_, slot) * shape_.topk + k;
-    int64_t shown = !local ? -1 : a_.localIds ? id - firstExpert_ : id;
-    if (a_.outIds && a_.wideOutIds) static_cast<int64_t*>(a_.outIds)[at] = shown;
-    if (a_.outIds && !a_.wideOutIds) static_cast<int32_t*>(a_.outIds)[at] = static_cast<int32_t>(shown);
-    if (a_.outWeights) {
-      a_.outWeights[at] = local ? reinterpret_cast<const float*>(record + layout_.record.weights)[k] : 0.0f;
-    }
-  }
-
-  MOE_HD bool noteExpertRow(Item& item, const std::byte* record, int32_t token, int64_t slot, int k,
-                            bool* carries) const {
-    const auto* ids = reinterpret_cast<const int32_t*>(record + layout_.record.ids);
-    int32_t index = reinterpret_cast<const int32_t*>(record + layout_.record.indexes)[k];
-    int32_t row = -1;
-    float weight = 0;
-    if (isLocal(ids[k]) && index >= 0) {
-      int64_t expert = ids[k] - firstExpert_;
-      if (index >= arrivals_.window().expertCounts(source_)[expert]) return false;
-      row = static_cast<int32_t>(arrivals_.expertRow(source_, expert, index));
-      // An expert that the token names again adds its weight to the first row.
-      const auto* weights = reinterpret_cast<const float*>(record + layout_.record.weights);
-      weight = weights[k];
-      for (int again = k + 1; again < shape_.topk; ++again) {
-        if (ids[again] == ids[k]) weight += weights[again];
-      }
-      if (row >= 0) noteOutputRow(row, token, static_cast<int32_t>(expert), weight);
-    }
-    item.rows()[k] = row;
-    *carries = *carries || row >= 0;
-    handle_.rows(source_, slot)[k] = row;
-    handle_.rowWeights(source_, slot)[k] = weight;
+  // Takes one entry of a record into the item, the handle and the caller's arrays. False if it breaks a rule.
+  MOE_HD bool noteEntry(Item& item, const Record& record, int k) const {
+    bool local = isLocal(record.ids[k]);
+    if (local && record.head.rankFirsts >> k & 1 && !noteRecord(item, record, k)) return false;
+    if (shape_.expertLayout()) return noteExpertRow(item, record, k, local);
+    if (inOutput(record)) noteRankEntry(record, k, local);
     return true;
   }
 
-  MOE_HD void noteOutputRow(int64_t row, int32_t token, int32_t expert, float weight) const {
-    if (a_.outWeights) a_.outWeights[row] = weight;
-    if (a_.outRowExperts) a_.outRowExperts[row] = expert;
-    if (a_.outSources) noteSource(row, token);
+  MOE_HD bool inOutput(const Record& record) const {
+    return a_.views || arrivals_.sourceRow(record.source, record.slot) < a_.capacity;
   }
 
-  MOE_HD void noteSource(int64_t row, int32_t token) const {
-    a_.outSources[2 * row] = source_;
-    a_.outSources[2 * row + 1] = token;
+  // What is noted once per record, by the entry that is its token's first of this rank.
+  MOE_HD bool noteRecord(Item& item, const Record& record, int k) const {
+    int32_t ordinal = popcount(record.head.rankFirsts & ((uint64_t{1} << k) - 1));
+    if (record.head.token < 0 || record.head.token >= arrivals_.counts(record.source).tokens) return false;
+    if (ordinal >= shape_.distinct) return false;
+    item.slot = static_cast<int32_t>(record.slot);
+    *handle_.token(record.source, record.slot) = record.head.token;
+    *handle_.ordinal(record.source, record.slot) = ordinal;
+    if (shape_.expertLayout() || !inOutput(record)) return true;
+    if (!a_.views) item.placed = 1;
+    if (a_.outSources) noteSource(arrivals_.sourceRow(record.source, record.slot), record);
+    return true;
+  }
+
+  MOE_HD void noteRankEntry(const Record& record, int k, bool local) const {
+    int64_t at = arrivals_.sourceRow(record.source, record.slot) * shape_.topk + k;
+    int64_t shown = !local ? -1 : a_.localIds ? record.ids[k] - firstExpert_ : record.ids[k];
+    if (a_.outIds && a_.wideOutIds) static_cast<int64_t*>(a_.outIds)[at] = shown;
+    if (a_.outIds && !a_.wideOutIds) static_cast<int32_t*>(a_.outIds)[at] = static_cast<int32_t>(shown);
+    if (a_.outWeights) a_.outWeights[at] = local ? record.weights[k] : 0.0f;
+  }
+
+  MOE_HD bool noteExpertRow(Item& item, const Record& record, int k, bool local) const {
+    int32_t index = record.indexes[k];
+    int32_t row = -1;
+    float weight = 0;
+    if (local && index >= 0) {
+      int64_t expert = record.ids[k] - firstExpert_;
+      if (index >= arrivals_.window().expertCounts(record.source)[expert]) return false;
+      row = static_cast<int32_t>(arrivals_.expertRow(record.source, expert, index));
+      // An expert that the token names again adds its weight to the first row.
+      weight = record.weights[k];
+      for (int again = k + 1; again < shape_.topk; ++again) {
+        if (record.ids[again] == record.ids[k]) weight += record.weights[again];
+      }
+      if (row >= 0) noteOutputRow(row, record, static_cast<int32_t>(expert), weight);
+    }
+    item.rows()[k] = row;
+    if (row >= 0) item.placed = 1;
+    handle_.rows(record.source, record.slot)[k] = row;
+    handle_.rowWeights(record.source, record.slot)[k] = weight;
+    return true;
+  }
+
+  MOE_HD void noteOutputRow(int64_t row, const Record& record, int32_t expert, float weight) const {
+    if (a_.outWeights) a_.outWeights[row] = weight;
+    if (a_.outRowExperts) a_.outRowExperts[row] = expert;
+    if (a_.outSources) noteSource(row, record);
+  }
+
+  MOE_HD void noteSource(int64_t row, const Record& record) const {
+    a_.outSources[2 * row] = record.source;
+    a_.outSources[2 * row + 1] = record.head.token;
   }
 
   template <class Row>
@@ -396,9 +411,6 @@ class PlaceJob {
   uint64_t epoch_;
   int32_t firstExpert_;
   SourceRuns runs_;
-  // Of the run that begin() is in.
-  int source_ = 0;
-  int64_t begin_ = 0, end_ = 0;
 };
 
 }  // namespace moe

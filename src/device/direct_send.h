@@ -230,14 +230,8 @@ template <class X>
 class SendJob {
  public:
   MOE_HD SendJob(const X& x, const DispatchArgs& a, uint64_t epoch)
-      : a_(a),
-        layout_(a.common.layout),
-        work_(a.common),
-        handle_(a.common),
-        epoch_(epoch),
-        block_(x.block()),
-        warp_(x.warp()),
-        warps_(x.warps()) {}
+      : a_(a), layout_(a.common.layout), work_(a.common), handle_(a.common), epoch_(epoch), block_(x.block()),
+        warp_(x.warp()), warps_(x.warps()) {}
 
   // How many rows this warp goes through, those that nobody wants included.
   MOE_HD int64_t rows() const {
@@ -246,26 +240,26 @@ class SendJob {
     return warp_ < runs ? ceilDiv(runs - warp_, warps_) * kRunRows : 0;
   }
 
+  MOE_HD int64_t rowBytes() const { return layout_.record.end; }
   MOE_HD int64_t itemBytes() const {
     return static_cast<int64_t>(sizeof(Item)) + layout_.shape.topk * static_cast<int64_t>(sizeof(Target));
   }
 
-  MOE_HD RowStep begin(X& x, int64_t i, std::byte* memory) const {
-    int64_t token = tokenOf(i);
-    if (token >= a_.numTokens) return RowStep::kSkip;
-    auto* item = reinterpret_cast<Item*>(memory);
-    uint64_t firsts = 0;
-    for (int from = 0; from < layout_.shape.topk; from += x.lanes()) {
-      int k = from + x.lane();
-      int64_t packed = k < layout_.shape.topk ? work_.targets(token)[k] : -1;
-      uint64_t valid = x.ballot(packed >= 0);
-      int at = popcount(firsts) + popcount(valid & x.lanesBelow());
-      if (packed >= 0) item->targets()[at] = {static_cast<int32_t>(packed), static_cast<int32_t>(packed >> 32)};
-      firsts |= valid << from;
+  MOE_HD bool beginRun(X& x, int64_t i, RunItems items) const {
+    int64_t first = firstToken(i);
+    for (int j = x.lane(); j < kRunRows; j += x.lanes()) *items.as<Item>(j) = {first + j, 0, 0};
+    x.warpBarrier();
+    int64_t rows = larger(0, smaller(kRunRows, a_.numTokens - first));
+    for (int64_t entry = x.lane(); entry < rows * layout_.shape.topk; entry += x.lanes()) {
+      int64_t packed = work_.targets(first)[entry];
+      auto* item = items.as<Item>(entry / layout_.shape.topk);
+      item->targets()[entry % layout_.shape.topk] = {static_cast<int32_t>(packed), static_cast<int32_t>(packed >> 32)};
+      if (packed >= 0) item->wanted = 1;
     }
-    if (x.lane() == 0) *item = {token, firsts};
-    return firsts ? RowStep::kCarry : RowStep::kSkip;
+    return true;
   }
+
+  MOE_HD bool carries(const std::byte* item) const { return reinterpret_cast<const Item*>(item)->wanted; }
 
   template <class Row>
   MOE_HD void gather(const std::byte* item, Row& row) const {
@@ -280,32 +274,36 @@ class SendJob {
   MOE_HD int64_t fillBytes() const { return layout_.record.end - layout_.record.head; }
   MOE_HD void fill(X& x, const std::byte* memory, std::byte* to) const {
     const auto* item = reinterpret_cast<const Item*>(memory);
-    int64_t token = item->token;
     auto* ids = reinterpret_cast<int32_t*>(to + (layout_.record.ids - layout_.record.head));
     auto* weights = reinterpret_cast<float*>(to + (layout_.record.weights - layout_.record.head));
     auto* indexes = reinterpret_cast<int32_t*>(to + (layout_.record.indexes - layout_.record.head));
-    if (x.lane() == 0) *reinterpret_cast<RecordHead*>(to) = {static_cast<int32_t>(token), 0, item->firsts};
-    for (int k = x.lane(); k < layout_.shape.topk; k += x.lanes()) {
-      ids[k] = handle_.ids(token)[k];
-      weights[k] = handle_.weights(token)[k];
-      if (layout_.shape.expertLayout()) indexes[k] = work_.indexes(token)[k];
+    uint64_t firsts = 0;
+    for (int from = 0; from < layout_.shape.topk; from += x.lanes()) {
+      int k = from + x.lane();
+      bool mine = k < layout_.shape.topk;
+      firsts |= static_cast<uint64_t>(x.ballot(mine && item->targets()[mine ? k : 0].rank >= 0)) << from;
+      if (!mine) continue;
+      ids[k] = handle_.ids(item->token)[k];
+      weights[k] = handle_.weights(item->token)[k];
+      if (layout_.shape.expertLayout()) indexes[k] = work_.indexes(item->token)[k];
     }
+    if (x.lane() == 0) *reinterpret_cast<RecordHead*>(to) = {static_cast<int32_t>(item->token), 0, firsts};
   }
 
   template <class Row>
   MOE_HD void scatter(const std::byte* memory, const Row& row) const {
     const auto* item = reinterpret_cast<const Item*>(memory);
-    int count = popcount(item->firsts);
-    for (int d = 0; d < count; ++d) {
-      Target target = item->targets()[d];
+    for (int k = 0; k < layout_.shape.topk; ++k) {
+      Target target = item->targets()[k];
+      if (target.rank < 0) continue;
       DispatchWindow window(layout_, a_.common.windows[target.rank], epoch_);
       row.store(window.record(layout_.shape.rank, target.slot), 0, layout_.record.end);
     }
   }
 
-  MOE_HD void finished(X& x, int64_t i) const {
-    if (i % kRunRows != kRunRows - 1 || x.lane() != 0) return;
-    int64_t chunk = tokenOf(i) / kChunkTokens;
+  MOE_HD void finishedRun(X& x, int64_t i) const {
+    if (x.lane() != 0) return;
+    int64_t chunk = firstToken(i) / kChunkTokens;
     if (x.arrive(work_.sendDone(chunk), 1) != kRunsPerChunk) return;
     x.reset(work_.sendDone(chunk));
     x.signalMany(layout_.shape.nranks, epoch_, [&](int peer) {
@@ -314,17 +312,19 @@ class SendJob {
   }
 
  private:
+  // The targets of the token's entries follow the struct; rank -1: no copy for this entry.
   struct Item {
     int64_t token;
-    uint64_t firsts;  // entries that are the first of their rank; as many targets follow the struct
+    int32_t wanted;
+    int32_t reserved;
     MOE_HD Target* targets() { return reinterpret_cast<Target*>(this + 1); }
     MOE_HD const Target* targets() const { return reinterpret_cast<const Target*>(this + 1); }
   };
 
-  MOE_HD int64_t tokenOf(int64_t i) const {
+  MOE_HD int64_t firstToken(int64_t i) const {
     int64_t run = warp_ + i / kRunRows * warps_;
     int64_t chunk = block_ + run / kRunsPerChunk * a_.common.sendBlocks;
-    return chunk * kChunkTokens + run % kRunsPerChunk * kRunRows + i % kRunRows;
+    return chunk * kChunkTokens + run % kRunsPerChunk * kRunRows;
   }
 
   const DispatchArgs& a_;
