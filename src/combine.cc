@@ -72,16 +72,19 @@ void combine(Comm& comm, const OrError<moeCombineArgs_t>& givenArgs, const OrErr
              void* stream) {
   comm.requireReady();
   const auto* named = std::get_if<moeHandle*>(&givenHandle);
-  // A dispatch that failed has failed on every rank, so no rank's combine of it gets past here.
-  if (named && *named && (*named)->comm == &comm && (*named)->state != HandleState::kReceived) {
-    fail(moeInvalidUsage, "moeCombine: the handle has no completed dispatch",
-         (*named)->state == HandleState::kSent ? "; call moeWait first" : "");
+  // A dispatch that was refused was refused for all ranks: nobody's combine of it gets past here, and no peer waits.
+  if (named && *named && (*named)->comm == &comm && (*named)->state == HandleState::kFailed) {
+    fail(moeInvalidUsage, "moeCombine: the handle's last dispatch was refused, so there is nothing to combine");
   }
   CombineArgs plan{};
   moeHandle* handle = nullptr;
   try {
     handle = valueOrThrow(givenHandle);
     checkHandle(comm, handle);
+    if (handle->state != HandleState::kReceived) {
+      fail(moeInvalidUsage, "moeCombine: the handle has no completed dispatch",
+           handle->state == HandleState::kSent ? "; call moeWait first" : "");
+    }
     plan = planCombine(comm, valueOrThrow(givenArgs), handle);
   } catch (const Error& error) {
     refuse(comm, error.code(), stream);

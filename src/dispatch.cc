@@ -231,10 +231,11 @@ void dispatch(Comm& comm, const OrError<moeDispatchArgs_t>& givenArgs, const OrE
     handle = valueOrThrow(givenHandle);
     plan = planDispatch(comm, valueOrThrow(givenArgs), handle);
   } catch (const Error& error) {
+    if (handle && handle->comm == &comm && handle->state != HandleState::kSent) handle->state = HandleState::kFailed;
     refuse(comm, error.code(), stream);
     throw;
   }
-  handle->state = HandleState::kEmpty;
+  handle->state = HandleState::kFailed;
   handle->knownEmpty = false;
   Outcome outcome = comm.backend().dispatch(plan, stream);
   ++comm.dispatchesSent;
@@ -260,7 +261,7 @@ void wait(Comm& comm, moeHandle* handle, const moeReceive_t& receive, void* stre
   plan.common = comm.commonArgs(handle->memory);
   plan.phases = kPhaseReceive;
   takeOutputs(comm, receive, handle->knownEmpty, &plan);
-  handle->state = HandleState::kEmpty;
+  handle->state = HandleState::kFailed;
   std::erase(comm.pendingHalves, handle->epoch);
   Outcome outcome = comm.backend().dispatch(plan, stream);
   comm.settle(outcome, "dispatch");
@@ -271,7 +272,7 @@ void wait(Comm& comm, moeHandle* handle, const moeReceive_t& receive, void* stre
 moeSizes_t getSizes(Comm& comm, moeHandle* handle, void* stream) {
   comm.requireReady();
   checkHandle(comm, handle);
-  if (handle->state == HandleState::kEmpty) {
+  if (handle->state != HandleState::kSent && handle->state != HandleState::kReceived) {
     fail(moeInvalidUsage, "moeGetSizes: the handle has no dispatch whose counts could be known");
   }
   if (handle->state == HandleState::kSent) {

@@ -10,7 +10,8 @@ namespace moe {
 class Comm;
 
 enum class HandleState {
-  kEmpty,     // no dispatch yet, or the last one was refused
+  kEmpty,     // no dispatch yet
+  kFailed,    // the last dispatch was refused, on all ranks
   kSent,      // a send half that awaits moeWait
   kReceived,  // ready for moeCombine
 };

@@ -30,6 +30,9 @@ class AllSignalsBlocked {
 void runLogged(const std::function<void()>& body) {
   try {
     body();
+  } catch (const Error& error) {
+    // An end that somebody wanted is not worth a warning.
+    if (error.code() != moeAborted) log(LogLevel::kWarn, "a background thread ended: ", error.text());
   } catch (const std::exception& error) {
     log(LogLevel::kWarn, "a background thread ended: ", error.what());
   }

@@ -85,8 +85,9 @@ std::optional<Frame> FrameChannel::next() {
   auto sequence = in.number<uint64_t>();
   auto seal = in.array<Digest>();
   if (magic != kMagic) fail(moeSystemError, "the other side does not speak moecl's rendezvous protocol");
-  if (length > maxPayload_)
+  if (length > maxPayload_) {
     fail(moeSystemError, "a frame of ", length, " bytes; at most ", maxPayload_, " are allowed");
+  }
   if (sequence != nextReceived_) fail(moeSystemError, "frame ", sequence, " where ", nextReceived_, " was due");
   if (input_.size() - kPrefixBytes < length) return std::nullopt;
 

@@ -25,8 +25,8 @@ struct Handshake {
   Digest rankNonce{};
   Digest rootNonce{};
 
-  // Payloads. The parsers throw moeSystemError for payloads that are not ones; parseChallenge also when the root's
-  // proof is wrong, with moeMismatch.
+  // Payloads. The parsers throw moeSystemError for payloads that are not ones; parseChallenge throws moeMismatch when
+  // the root's proof is wrong.
   std::string hello() const;
   static Handshake parseHello(std::string_view payload);
   std::string challenge(const Digest& secret) const;

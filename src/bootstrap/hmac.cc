@@ -6,6 +6,7 @@
 #include <openssl/hmac.h>
 #include <sys/random.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <mutex>
 #include <shared_mutex>
@@ -15,38 +16,62 @@
 namespace moe {
 namespace {
 
+Digest rawSha256(std::string_view data) {
+  Digest result;
+  unsigned int length = 0;
+  if (EVP_Digest(data.data(), data.size(), result.data(), &length, EVP_sha256(), nullptr) != 1 ||
+      length != result.size()) {
+    fail(moeInternalError, "OpenSSL cannot compute SHA-256");
+  }
+  return result;
+}
+
 // Keeps calls into OpenSSL from running beside its exit handler.
 struct ExitGate {
   std::shared_mutex mutex;
-  bool closed = false;
+  // Looked at before the lock as well: the lock prefers readers, and busy ones could keep the handler waiting for ever.
+  std::atomic<bool> closed{false};
 };
 
 ExitGate& exitGate() {
   static ExitGate& once = *[] {
     auto* gate = new ExitGate;
-    // Exit handlers run last in, first out: ours must be registered after OpenSSL's own to run before it.
-    OPENSSL_init_crypto(0, nullptr);
+    // Exit handlers run last in, first out: ours must be registered after OpenSSL's own to run before it. Nothing less
+    // than work makes OpenSSL register it.
+    rawSha256("");
     std::atexit([] {
-      ExitGate& open = exitGate();
-      std::unique_lock lock(open.mutex);
-      open.closed = true;
+      exitGate().closed.store(true);
+      // Those who are inside come out.
+      std::unique_lock lock(exitGate().mutex);
     });
     return gate;
   }();
   return once;
 }
 
-std::shared_lock<std::shared_mutex> enterGate() {
-  ExitGate& gate = exitGate();
-  std::shared_lock lock(gate.mutex);
-  if (gate.closed) fail(moeAborted, "the process is exiting");
-  return lock;
-}
+thread_local bool outlivesExit = false;
+
+// Around every call into OpenSSL.
+class InsideGate {
+ public:
+  InsideGate() : lock_(exitGate().mutex, std::defer_lock) {
+    if (!exitGate().closed.load()) lock_.lock();
+    if (exitGate().closed.load()) fail(moeAborted, "the process is exiting");
+  }
+  ~InsideGate() {
+    if (outlivesExit) OPENSSL_thread_stop();
+  }
+  InsideGate(const InsideGate&) = delete;
+  InsideGate& operator=(const InsideGate&) = delete;
+
+ private:
+  std::shared_lock<std::shared_mutex> lock_;
+};
 
 }  // namespace
 
 Digest hmacSha256(const Digest& key, std::string_view data) {
-  auto inside = enterGate();
+  InsideGate inside;
   Digest result;
   unsigned int length = 0;
   if (!HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), reinterpret_cast<const unsigned char*>(data.data()),
@@ -58,15 +83,11 @@ Digest hmacSha256(const Digest& key, std::string_view data) {
 }
 
 Digest sha256(std::string_view data) {
-  auto inside = enterGate();
-  Digest result;
-  unsigned int length = 0;
-  if (EVP_Digest(data.data(), data.size(), result.data(), &length, EVP_sha256(), nullptr) != 1 ||
-      length != result.size()) {
-    fail(moeInternalError, "OpenSSL cannot compute SHA-256");
-  }
-  return result;
+  InsideGate inside;
+  return rawSha256(data);
 }
+
+void hashInThreadThatOutlivesExit() { outlivesExit = true; }
 
 bool equalSecrets(const Digest& a, const Digest& b) { return CRYPTO_memcmp(a.data(), b.data(), a.size()) == 0; }
 

@@ -14,6 +14,10 @@ using Digest = std::array<unsigned char, 32>;
 Digest hmacSha256(const Digest& key, std::string_view data);
 Digest sha256(std::string_view data);
 
+// For threads that nobody joins: OpenSSL's memory for this thread is given back after every call, because its exit
+// handler forgets that of threads which still run. Not for the application's threads: it clears their error queue.
+void hashInThreadThatOutlivesExit();
+
 // Takes as long for a match as for a mismatch.
 bool equalSecrets(const Digest& a, const Digest& b);
 

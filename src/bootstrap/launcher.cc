@@ -207,9 +207,8 @@ std::unique_ptr<Bootstrap> joinOnOneHost(const std::string& job, MeetingNumber n
 std::unique_ptr<Bootstrap> joinAtCommId(const std::string& commId, const std::string& secret, MeetingNumber number,
                                         const LaunchedRank& me, const WaitLimit& limit) {
   if (secret.empty()) {
-    fail(moeInvalidUsage, "MOE_COMM_ID=", commId,
-         " is set and MOE_COMM_SECRET is not; set it to one value, hard to guess, "
-         "for all ranks of this job");
+    fail(moeInvalidUsage, "MOE_COMM_ID=", commId, " is set and MOE_COMM_SECRET is not; set it to one value, ",
+         "hard to guess, for all ranks of this job");
   }
   Meeting meeting;
   meeting.addresses = resolve(commId, "MOE_COMM_ID", limit);

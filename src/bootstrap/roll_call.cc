@@ -72,8 +72,8 @@ bool RollCall::leave(int rank) {
   state(rank).left = true;
   ++leftCount_;
   if (partCount_ == 0 && complete()) return true;
-  end(moeRankLost,
-      cat("rank ", rank, partCount_ > 0 ? " left while others wait for it" : " left before all had joined"));
+  const char* when = partCount_ > 0 ? " left while others wait for it" : " left before all had joined";
+  end(moeRankLost, cat("rank ", rank, when));
   return false;
 }
 

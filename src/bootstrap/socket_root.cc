@@ -68,6 +68,7 @@ class Root {
   explicit Root(RootOptions options) : options_(std::move(options)), patience_(Deadline::in(options_.patience)) {}
 
   void run() {
+    hashInThreadThatOutlivesExit();
     while (!finished()) {
       makeRoom();
       pollOnce();
@@ -124,16 +125,15 @@ bool Root::finished() const {
 }
 
 size_t Root::strangers() const {
-  auto count =
-      std::count_if(connections_.begin(), connections_.end(), [](const Connection& c) { return c.stranger(); });
-  return static_cast<size_t>(count);
+  auto isStranger = [](const Connection& each) { return each.stranger(); };
+  return static_cast<size_t>(std::count_if(connections_.begin(), connections_.end(), isStranger));
 }
 
 void Root::makeRoom() {
   if (strangers() < options_.mostStrangers) return;
   // The list is in order of age.
-  auto oldest =
-      std::find_if(connections_.begin(), connections_.end(), [](const Connection& c) { return c.stranger(); });
+  auto isStranger = [](const Connection& each) { return each.stranger(); };
+  auto oldest = std::find_if(connections_.begin(), connections_.end(), isStranger);
   if (Deadline::Clock::now() - oldest->accepted >= options_.leastHandshakeTime) connections_.erase(oldest);
 }
 

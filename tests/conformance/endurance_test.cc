@@ -14,7 +14,11 @@
 namespace moetest {
 namespace {
 
+// Sanitizers keep freed memory for a while, so that there growth says nothing.
 int64_t residentBytes() {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return 0;
+#endif
   std::ifstream file("/proc/self/statm");
   int64_t total = 0, resident = 0;
   file >> total >> resident;
@@ -61,7 +65,7 @@ void changingSizes(int calls, bool stalls) {
   for (const std::string& text : wrong) EXPECT_EQ(text, "");
   // The allocator may keep a little more for the threads' stacks and tables.
   EXPECT_LT(residentBytes() - resident, 2 << 20);
-  EXPECT_EQ(openDescriptors(), descriptors);
+  EXPECT_LE(openDescriptors(), descriptors);
 }
 
 TEST(Endurance, TenThousandCallsOfChangingSize) { changingSizes(10000, false); }
@@ -85,7 +89,7 @@ void makeAndDestroy(int times) {
     runThreads(3, [&](int rank) { EXPECT_EQ(SimpleCall(comms[rank], config, rank, 3).runBoth(i), ""); });
   }
   EXPECT_LT(residentBytes() - resident, 2 << 20);
-  EXPECT_EQ(openDescriptors(), descriptors);
+  EXPECT_LE(openDescriptors(), descriptors);
 }
 
 TEST(Endurance, CommunicatorsLeaveNothingBehind) { makeAndDestroy(200); }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks as processes that die, stop, sleep, leave or abort: the others learn who it was, in time, and can go on
-// without.
+// Ranks as processes that die, stop, sleep, leave or abort: the others learn who it was, in time, and can go on.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <unistd.h>

@@ -85,6 +85,15 @@ void addUneven(Cases& cases) {
   idle.weights = true;
   add(cases, idle);
 
+  // All tokens to rank 0, then the same routing with new tokens: no rows for rank 1 in any of the four directions.
+  Plan reuse = identity("field_no_rows_and_reuse", 2, 8, 32, 4, 2);
+  reuse.router = idle.router;
+  reuse.adjust = [config = reuse.config](Call& call, int number) {
+    countingTokens(call, config);
+    call.reuseRouting = number > 0;
+  };
+  add(cases, reuse);
+
   Plan once = identity("field_two_experts_of_one_rank", 2, 1, 16, 4, 2);
   once.router = [](Random&, int, int64_t, int k) -> int64_t { return k; };
   add(cases, once);

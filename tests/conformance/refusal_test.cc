@@ -110,7 +110,13 @@ const BadCall kBadDispatches[] = {
        c.receive.capacity = 4;
      },
      "capacity"},
-    {"NoOutputData", [](SimpleCall& c) { c.receivedRows.data = nullptr; }, "data"},
+    {"NoOutputData",
+     [](SimpleCall& c) {
+       c.receive.capacity = 8;
+       c.receivedRows.data = nullptr;
+     },
+     "data"},
+    {"ReceiveReservedSet", [](SimpleCall& c) { c.receive.reserved = 1; }, "reserved"},
     {"WrongOutputRowBytes", [](SimpleCall& c) { c.receivedRows.rowBytes = 64; }, "rowBytes"},
     {"BadReceivedIdType", [](SimpleCall& c) { c.receive.idType = -1; }, "idType"},
 };
@@ -224,6 +230,35 @@ TEST(ThreadRanksRefusal, CombineWithoutADispatch) {
   Outcome failed = ranks.each([](SimpleCall& call, int) { return call.runCombine(); });
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_NE(failed.code[rank], moeSuccess);
   ranks.expectHealthy(1);
+}
+
+// One rank alone gives a handle without a dispatch, or one that was destroyed.
+TEST(ThreadRanksRefusal, OneRankCombinesAFreshHandle) {
+  Ranks ranks(simpleConfig());
+  ASSERT_TRUE(ranks.ok()) << ranks.error();
+  ranks.each([](SimpleCall& call, int) { return call.runDispatch(); });
+  Handle fresh(ranks[kBad].comm, hostBackend().memory());
+  Outcome outcome = ranks.each([&](SimpleCall& call, int rank) {
+    return moeCombine(call.comm, &call.combine, rank == kBad ? fresh.get() : call.handle.get(), nullptr);
+  });
+  expectRefusal(outcome, {"", nullptr, "handle", moeInvalidUsage});
+  ranks.expectHealthy(1);
+}
+
+TEST(ThreadRanksRefusal, OneRankUsesADestroyedHandle) {
+  Ranks ranks(simpleConfig());
+  ASSERT_TRUE(ranks.ok()) << ranks.error();
+  moeHandle_t gone = Handle(ranks[kBad].comm, hostBackend().memory()).get();
+  Outcome dispatched = ranks.each([&](SimpleCall& call, int rank) {
+    return moeDispatch(call.comm, &call.dispatch, rank == kBad ? gone : call.handle.get(), nullptr);
+  });
+  expectRefusal(dispatched, {"", nullptr, "handle", moeInvalidUsage});
+  ranks.expectHealthy(1);
+  Outcome combined = ranks.each([&](SimpleCall& call, int rank) {
+    return moeCombine(call.comm, &call.combine, rank == kBad ? gone : call.handle.get(), nullptr);
+  });
+  expectRefusal(combined, {"", nullptr, "handle", moeInvalidUsage});
+  ranks.expectHealthy(2);
 }
 
 // Rank 0 combines dispatch 1 while the others combine dispatch 2: never wrong data.

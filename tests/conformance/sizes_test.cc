@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
+#include <chrono>
+
 #include "conformance/cases.h"
 #include "conformance/simple_call.h"
 #include "conformance/world.h"
@@ -111,6 +113,45 @@ TEST(Sizes, StatsCountValidRowsOnly) {
   });
 }
 
+TEST(Sizes, HandleMemoryOfASmallerGroupIsRefused) {
+  LocalComms small(2, simpleConfig(64)), large(4, simpleConfig(64));
+  ASSERT_TRUE(small.ok() && large.ok());
+  size_t enough = 0, needed = 0;
+  ASSERT_EQ(moeHandleBytes(small[0], &enough), moeSuccess);
+  ASSERT_EQ(moeHandleBytes(large[0], &needed), moeSuccess);
+  ASSERT_LT(enough, needed);
+  Buffer memory(hostBackend().memory(), needed);
+  moeHandle_t handle = nullptr;
+  EXPECT_EQ(moeHandleInit(large[0], memory.data(), enough, &handle), moeInvalidArgument);
+  std::string text = moeGetLastError();
+  EXPECT_NE(text.find(std::to_string(enough)), std::string::npos) << text;
+  EXPECT_NE(text.find(std::to_string(needed)), std::string::npos) << text;
+}
+
+// Four tokens in buffers for 4096 must not take as long as 4096 tokens do. The shortest of several runs, since other
+// work on the machine only ever adds time.
+TEST(Sizes, TimeFollowsTheRowsNotTheBound) {
+  moeConfig_t config = simpleConfig(4096, 512, 8, 2);
+  LocalComms comms(2, config);
+  ASSERT_TRUE(comms.ok()) << comms.error();
+  std::chrono::nanoseconds shortest[2][2];
+  runThreads(2, [&](int rank) {
+    SimpleCall call(comms[rank], config, rank, 2);
+    for (int few : {0, 1}) {
+      auto& best = shortest[rank][few];
+      best = std::chrono::nanoseconds::max();
+      call.dispatch.numTokens = few ? 4 : 4096;
+      for (int run = 0; run < 8; ++run) {
+        auto start = std::chrono::steady_clock::now();
+        ASSERT_EQ(call.runDispatch(), moeSuccess) << moeGetLastError();
+        ASSERT_EQ(call.runCombine(), moeSuccess) << moeGetLastError();
+        best = std::min<std::chrono::nanoseconds>(best, std::chrono::steady_clock::now() - start);
+      }
+    }
+  });
+  for (auto& rank : shortest) EXPECT_LT(4 * rank[1].count(), rank[0].count());
+}
+
 // Address space of which only the touched pages cost memory.
 class Sparse {
  public:
@@ -179,45 +220,63 @@ TEST(Sizes, OutputRowsPastFourGigabytes) {
   }
 }
 
-// Windows of many gigabytes: records of source 2 lie past 4 GiB, the last token's partial row past 2 GiB.
+// One dispatch and combine of `tokens` tokens, of which only the last goes to somebody: from every rank to one expert.
+void sendTheLast(moeComm_t comm, const moeConfig_t& config, int rank, int64_t expert, float base) {
+  Handle handle(comm, hostBackend().memory());
+  int64_t tokens = config.maxTokensPerRank, rowBytes = 2 * config.hidden, sideBytes = config.sideRowBytes[0];
+  Sparse rows(tokens * rowBytes), output(tokens * rowBytes), sides(tokens * sideBytes + 1), gotSides(3 * sideBytes + 1);
+  ASSERT_TRUE(rows.ok() && output.ok() && sides.ok() && gotSides.ok());
+  std::vector<std::byte> got(static_cast<size_t>(3 * rowBytes));
+  std::vector<int64_t> ids(static_cast<size_t>(tokens), -1);
+  ids.back() = expert;
+  setRow(rows.at((tokens - 1) * rowBytes), config.hidden, base);
+  if (sideBytes) setRow(sides.at(tokens * sideBytes - 16), 8, base);
+  moeRows_t inputs[2] = {{rows.at(0), rowBytes, 0, moeRoleTokens, 0}, {sides.at(0), sideBytes, 0, moeRoleOpaque, 0}};
+  moeRows_t outputs[2] = {{got.data(), rowBytes, 0, moeRoleTokens, 0},
+                          {gotSides.at(0), sideBytes, 0, moeRoleOpaque, 0}};
+  moeReceive_t receive = MOE_RECEIVE_INIT;
+  receive.rows = outputs;
+  receive.capacity = 3;
+  moeDispatchArgs_t args = MOE_DISPATCH_ARGS_INIT;
+  args.numTokens = tokens;
+  args.topk = 1;
+  args.ids = ids.data();
+  args.inputs = inputs;
+  args.numInputs = 1 + config.numSideRows;
+  args.receive = &receive;
+  ASSERT_EQ(moeDispatch(comm, &args, handle.get(), nullptr), moeSuccess) << moeGetLastError();
+  for (int source = 0; rank == expert && source < 3; ++source) {
+    float want = base + static_cast<float>(8 * (source - rank));
+    EXPECT_TRUE(isRow(&got[static_cast<size_t>(source * rowBytes)], config.hidden, want)) << "from " << source;
+    EXPECT_TRUE(sideBytes == 0 || isRow(gotSides.at((source + 1) * sideBytes - 16), 8, want)) << "from " << source;
+  }
+  moeCombineArgs_t combine = MOE_COMBINE_ARGS_INIT;
+  combine.rows = got.data();
+  combine.output = output.at(0);
+  ASSERT_EQ(moeCombine(comm, &combine, handle.get(), nullptr), moeSuccess) << moeGetLastError();
+  EXPECT_TRUE(isRow(output.at((tokens - 1) * rowBytes), config.hidden, base));
+}
+
+// Windows of many gigabytes, hardly touched: the records of source 2 lie past 4 GiB, those of source 1 past 2 GiB.
 TEST(Sizes, WindowOffsetsPastFourGigabytes) {
-  constexpr int64_t kTokens = 160000, kHidden = 7168, kRowBytes = 2 * kHidden;
-  moeConfig_t config = simpleConfig(kTokens, kHidden, 3, 1);
+  moeConfig_t config = simpleConfig(150, 16, 3, 1);
+  config.numSideRows = 1;
+  config.sideRowBytes[0] = 16 << 20;
   LocalComms comms(3, config);
   ASSERT_TRUE(comms.ok()) << comms.error();
   runThreads(3, [&](int rank) {
-    Handle handle(comms[rank], hostBackend().memory());
-    Sparse tokens(kTokens * kRowBytes), output(kTokens * kRowBytes);
-    ASSERT_TRUE(tokens.ok() && output.ok());
-    std::vector<std::byte> got(3 * kRowBytes);
-    // Only the last token goes anywhere: from every rank to expert 0, then 1, then 2.
-    std::vector<int64_t> ids(kTokens, -1);
-    for (int call = 0; call < 3; ++call) {
-      ids.back() = call;
-      setRow(tokens.at((kTokens - 1) * kRowBytes), kHidden, static_cast<float>(10 * rank + call));
-      moeRows_t input = {tokens.at(0), kRowBytes, 0, moeRoleTokens, 0}, received = {got.data(), kRowBytes, 0, 0, 0};
-      moeReceive_t receive = MOE_RECEIVE_INIT;
-      receive.rows = &received;
-      receive.capacity = 3;
-      moeDispatchArgs_t args = MOE_DISPATCH_ARGS_INIT;
-      args.numTokens = kTokens;
-      args.topk = 1;
-      args.ids = ids.data();
-      args.inputs = &input;
-      args.numInputs = 1;
-      args.receive = &receive;
-      ASSERT_EQ(moeDispatch(comms[rank], &args, handle.get(), nullptr), moeSuccess) << moeGetLastError();
-      for (int source = 0; rank == call && source < 3; ++source) {
-        EXPECT_TRUE(
-            isRow(&got[static_cast<size_t>(source * kRowBytes)], kHidden, static_cast<float>(10 * source + call)));
-      }
-      moeCombineArgs_t combine = MOE_COMBINE_ARGS_INIT;
-      combine.rows = got.data();
-      combine.output = output.at(0);
-      ASSERT_EQ(moeCombine(comms[rank], &combine, handle.get(), nullptr), moeSuccess) << moeGetLastError();
-      EXPECT_TRUE(isRow(output.at((kTokens - 1) * kRowBytes), kHidden, static_cast<float>(10 * rank + call)));
+    for (int expert = 0; expert < 3; ++expert) {
+      sendTheLast(comms[rank], config, rank, expert, static_cast<float>(8 * rank + expert));
     }
   });
+}
+
+// The last token's partial row lies past 2 GiB in its segment. Writes gigabytes of zeros for tokens without experts.
+TEST(Sizes, CombineOffsetsPastTwoGigabytes_long) {
+  moeConfig_t config = simpleConfig(160000, 7168, 3, 1);
+  LocalComms comms(3, config);
+  ASSERT_TRUE(comms.ok()) << comms.error();
+  runThreads(3, [&](int rank) { sendTheLast(comms[rank], config, rank, 1, static_cast<float>(8 * rank)); });
 }
 
 }  // namespace

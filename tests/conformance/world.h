@@ -59,8 +59,7 @@ std::string runScenario(const Scenario& scenario, Way way, const Backend& backen
 struct RankContext;
 int runScenarioRank(const Scenario& scenario, RankContext& context, const Backend& backend);
 
-// Communicators of `nranks` ranks in this process, destroyed at the end. Empty if that failed, with the text in
-// `error`.
+// The ranks of a communicator in this process, destroyed at the end. Empty if that failed, with the text in error().
 class LocalComms {
  public:
   LocalComms(int nranks, const moeConfig_t& config);

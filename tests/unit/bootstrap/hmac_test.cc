@@ -3,7 +3,13 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <atomic>
+#include <cstdlib>
 #include <string>
+#include <thread>
+
+#include "bootstrap/background_thread.h"
 
 namespace moe {
 namespace {
@@ -37,6 +43,29 @@ TEST(Hmac, TellsSecretsApart) {
     EXPECT_FALSE(equalSecrets(a, b)) << i;
   }
   EXPECT_FALSE(equalSecrets(a, randomDigest()));
+}
+
+// Exits while background threads hash without a pause.
+[[noreturn]] void exitBesideHashing() {
+  static std::array<std::atomic<int>, 4> rounds{};
+  for (std::atomic<int>& mine : rounds) {
+    startBackgroundThread([&mine] {
+      hashInThreadThatOutlivesExit();
+      for (;;) {
+        hmacSha256(Digest{}, "data");
+        ++mine;
+      }
+    });
+  }
+  for (std::atomic<int>& each : rounds) {
+    while (each.load() < 10) std::this_thread::yield();
+  }
+  std::exit(7);
+}
+
+TEST(HmacDeathTest, TheProcessMayExitWhileThreadsHash) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  for (int repeat = 0; repeat < 5; ++repeat) EXPECT_EXIT(exitBesideHashing(), testing::ExitedWithCode(7), "^$");
 }
 
 }  // namespace

@@ -40,13 +40,8 @@ void expectJobWorks(const Started& root, int nranks) {
 }
 
 std::string frameHeader(uint32_t type, uint64_t length) {
-  return ByteWriter()
-      .number(uint32_t{0x464d6f65})
-      .number(type)
-      .number(length)
-      .number(uint64_t{0})
-      .array(Digest{})
-      .take();
+  const uint32_t magic = 0x464d6f65;
+  return ByteWriter().number(magic).number(type).number(length).number(uint64_t{0}).array(Digest{}).take();
 }
 
 TEST(SocketRoot, GarbageIsDroppedWhileAJobRuns) {

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// One rank's part of one row: its buffers, and the timed and checked calls.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "memory.h"
+#include "moe.h"
+#include "numbers.h"
+#include "options.h"
+#include "oracle.h"
+#include "routing.h"
+#include "team.h"
+
+namespace moe::perf {
+
+// What stays the same from row to row.
+struct RunContext {
+  const Options& options;
+  const Routing& routing;
+  const TokenData& data;
+  Team& team;
+  bool corruptPending = false;  // --corrupt has not found its row yet; equal on all ranks
+};
+
+// What this rank measured; vectors have one entry per timed iteration.
+struct RowMeasures {
+  std::vector<double> dispatchUs, combineUs, rows;
+  uint64_t dispatchBytes = 0, combineBytes = 0;  // written by the library
+  uint64_t copies = 0, tokens = 0;
+  int64_t overflowed = 0;    // iterations with more rows than the output holds
+  int64_t requiredRows = 0;  // the most that any iteration needed
+  int64_t checkedRows = 0;
+  int64_t inputSets = 0;
+  Verdict verdict;
+};
+
+class RowRun {
+ public:
+  RowRun(RunContext& context, moeComm_t comm, const moeInfo_t& info, int64_t tokens, int64_t maxTokens);
+  ~RowRun();
+  RowRun(const RowRun&) = delete;
+  RowRun& operator=(const RowRun&) = delete;
+
+  RowMeasures run();
+
+ private:
+  void makeInputs();
+  void makeOutputs();
+  void bindReceive();
+  void poison(const ExpectedReceive& expected);
+  void iterate(int64_t set, bool timed, bool check);
+  void stall() const;
+  void dispatch(int64_t set);
+  void combine();
+  void locateRows();
+  int64_t countAt(size_t source) const;
+  void runExpert();
+  void runRankExpert();
+  void runExpertDequantise();
+  void multiplyRow(int source, int64_t index, int64_t position, float factor);
+  void checkDispatch(int64_t set, const std::vector<Routes>& routes, const ExpectedReceive& expected);
+  void checkCombine(int64_t set, const std::vector<Routes>& routes, bool anyOverflow);
+  moeStats_t stats() const;
+  std::byte* inputRow(int64_t set) const;
+  std::byte* inputScales(int64_t set) const;
+
+  RunContext& context_;
+  const Options& options_;
+  moeComm_t comm_;
+  moeInfo_t info_;
+  int64_t tokens_;
+  int64_t maxTokens_;
+  Shape shape_;
+  moeHandle_t handle_ = nullptr;
+  int64_t sets_ = 0;
+  int64_t rowCapacity_ = 0;  // rows that the outputs hold
+  std::vector<Routes> inputRoutes_;
+  std::vector<std::vector<int32_t>> inputIds32_;
+  Buffer handleMemory_, inputs_, scaleInputs_;
+  Buffer rows_, scaleRows_, ids_, weights_, sources_, rowExperts_, rankCounts_, rankOffsets_, expertCounts_,
+      expertOffsets_, sizes_, expertRows_, combined_;
+  moeRows_t outputs_[2] = {};
+  moeReceive_t receive_ = MOE_RECEIVE_INIT;
+  Received received_;
+  std::vector<float> values_;
+  RowMeasures measures_;
+};
+
+}  // namespace moe::perf
