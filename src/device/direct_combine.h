@@ -13,18 +13,23 @@ namespace moe {
 template <class X>
 class PartialRows {
  public:
-  MOE_HD PartialRows(const X& x, const CombineArgs& a, uint64_t epoch)
-      : a_(a), layout_(a.common.layout), shape_(layout_.shape), handle_(a.common), work_(a.common), epoch_(epoch),
+  MOE_PROTOCOL PartialRows(const X& x, const CombineArgs& a, uint64_t epoch)
+      : a_(a),
+        layout_(a.common.layout),
+        shape_(layout_.shape),
+        handle_(a.common),
+        work_(a.common),
+        epoch_(epoch),
         runs_(shape_, int64_t{x.block()} * x.warps() + x.warp(), int64_t{a.common.sendBlocks} * x.warps()) {}
 
-  MOE_HD int64_t rows() const {
+  MOE_PROTOCOL int64_t rows() const {
     int64_t chunks = 0;
     for (int source = 0; source < shape_.nranks; ++source) chunks = larger(chunks, *handle_.sourceChunks(source));
     return runs_.rows(chunks);
   }
-  MOE_HD int64_t rowBytes() const { return shape_.combineRowBytes; }
+  MOE_PROTOCOL int64_t rowBytes() const { return shape_.combineRowBytes; }
 
-  MOE_HD void finishedRun(X& x, int64_t i) const {
+  MOE_PROTOCOL void finishedRun(X& x, int64_t i) const {
     int source = runs_.source(i);
     int64_t chunk = runs_.chunk(i);
     if (x.lane() != 0 || chunk >= *handle_.sourceChunks(source)) return;
@@ -40,7 +45,7 @@ class PartialRows {
     int source;
     int64_t first, count;
   };
-  MOE_HD Records recordsOf(int64_t i) const {
+  MOE_PROTOCOL Records recordsOf(int64_t i) const {
     int source = runs_.source(i);
     int64_t chunk = runs_.chunk(i);
     if (chunk >= *handle_.sourceChunks(source)) return {source, 0, 0};
@@ -49,7 +54,7 @@ class PartialRows {
     return {source, first, larger(0, smaller(kRunRows, ends[chunk] - first))};
   }
 
-  MOE_HD std::byte* partialRow(int source, int64_t slot) const {
+  MOE_PROTOCOL std::byte* partialRow(int source, int64_t slot) const {
     CombineWindow window(layout_, a_.common.windows[source], epoch_);
     return window.row(*handle_.token(source, slot), *handle_.ordinal(source, slot));
   }
@@ -69,12 +74,12 @@ class SumJob : public PartialRows<X> {
  public:
   using PartialRows<X>::PartialRows;
 
-  MOE_HD int64_t itemBytes() const { return ReduceItem::bytes(this->shape_.topk); }
-  MOE_HD bool weighted() const { return this->a_.applyWeights; }
-  MOE_HD int32_t type() const { return this->shape_.combineType; }
-  MOE_HD int64_t elements() const { return this->shape_.hidden; }
+  MOE_PROTOCOL int64_t itemBytes() const { return ReduceItem::bytes(this->shape_.topk); }
+  MOE_PROTOCOL bool weighted() const { return this->a_.applyWeights; }
+  MOE_PROTOCOL int32_t type() const { return this->shape_.combineType; }
+  MOE_PROTOCOL int64_t elements() const { return this->shape_.hidden; }
 
-  MOE_HD bool beginRun(X& x, int64_t i, RunItems items) const {
+  MOE_PROTOCOL bool beginRun(X& x, int64_t i, RunItems items) const {
     auto records = this->recordsOf(i);
     int32_t topk = this->shape_.topk;
     for (int j = x.lane(); j < kRunRows; j += x.lanes()) {
@@ -98,9 +103,9 @@ class CopyJob : public PartialRows<X> {
  public:
   using PartialRows<X>::PartialRows;
 
-  MOE_HD int64_t itemBytes() const { return static_cast<int64_t>(sizeof(Item)); }
+  MOE_PROTOCOL int64_t itemBytes() const { return static_cast<int64_t>(sizeof(Item)); }
 
-  MOE_HD bool beginRun(X& x, int64_t i, RunItems items) const {
+  MOE_PROTOCOL bool beginRun(X& x, int64_t i, RunItems items) const {
     auto records = this->recordsOf(i);
     for (int j = x.lane(); j < kRunRows; j += x.lanes()) {
       bool some = j < records.count;
@@ -111,20 +116,20 @@ class CopyJob : public PartialRows<X> {
     return true;
   }
 
-  MOE_HD bool carries(const std::byte* item) const { return reinterpret_cast<const Item*>(item)->to; }
+  MOE_PROTOCOL bool carries(const std::byte* item) const { return reinterpret_cast<const Item*>(item)->to; }
 
   template <class Row>
-  MOE_HD void gather(const std::byte* memory, Row& row) const {
+  MOE_PROTOCOL void gather(const std::byte* memory, Row& row) const {
     const std::byte* from = reinterpret_cast<const Item*>(memory)->from;
     if (from) row.load(0, from, this->shape_.combineRowBytes);
   }
 
-  MOE_HD int64_t fillOffset() const { return 0; }
-  MOE_HD int64_t fillBytes() const { return 0; }
-  MOE_HD void fill(X&, const std::byte*, std::byte*) const {}
+  MOE_PROTOCOL int64_t fillOffset() const { return 0; }
+  MOE_PROTOCOL int64_t fillBytes() const { return 0; }
+  MOE_PROTOCOL void fill(X&, const std::byte*, std::byte*) const {}
 
   template <class Row>
-  MOE_HD void scatter(const std::byte* memory, const Row& row) const {
+  MOE_PROTOCOL void scatter(const std::byte* memory, const Row& row) const {
     const auto* item = reinterpret_cast<const Item*>(memory);
     if (item->from) {
       row.store(item->to, 0, this->shape_.combineRowBytes);
@@ -139,7 +144,7 @@ class CopyJob : public PartialRows<X> {
     std::byte* to;          // null: no record
   };
 
-  MOE_HD const std::byte* inputRow(int source, int64_t slot) const {
+  MOE_PROTOCOL const std::byte* inputRow(int source, int64_t slot) const {
     const CombineArgs& a = this->a_;
     if (a.inPlace) {
       DispatchWindow window(this->layout_, a.common.window(), a.common.handleHead()->dispatchEpoch);
@@ -154,23 +159,28 @@ class CopyJob : public PartialRows<X> {
 template <class X>
 class TokenJob {
  public:
-  MOE_HD TokenJob(const X& x, const CombineArgs& a, uint64_t epoch)
-      : a_(a), shape_(a.common.layout.shape), handle_(a.common), window_(a.common.layout, a.common.window(), epoch),
-        epoch_(epoch), tokens_(a.common.handleHead()->numTokens), warp_(receivingWarp(x, a.common)),
+  MOE_PROTOCOL TokenJob(const X& x, const CombineArgs& a, uint64_t epoch)
+      : a_(a),
+        shape_(a.common.layout.shape),
+        handle_(a.common),
+        window_(a.common.layout, a.common.window(), epoch),
+        epoch_(epoch),
+        tokens_(a.common.handleHead()->numTokens),
+        warp_(receivingWarp(x, a.common)),
         warps_(int64_t{a.common.receiveBlocks} * x.warps()) {}
 
-  MOE_HD int64_t rows() const {
+  MOE_PROTOCOL int64_t rows() const {
     int64_t runs = ceilDiv(tokens_, kRunRows);
     return warp_ < runs ? ceilDiv(runs - warp_, warps_) * kRunRows : 0;
   }
 
-  MOE_HD int64_t itemBytes() const { return ReduceItem::bytes(shape_.distinct); }
-  MOE_HD bool weighted() const { return false; }
-  MOE_HD int32_t type() const { return shape_.combineType; }
-  MOE_HD int64_t elements() const { return shape_.hidden; }
-  MOE_HD int64_t rowBytes() const { return shape_.combineRowBytes; }
+  MOE_PROTOCOL int64_t itemBytes() const { return ReduceItem::bytes(shape_.distinct); }
+  MOE_PROTOCOL bool weighted() const { return false; }
+  MOE_PROTOCOL int32_t type() const { return shape_.combineType; }
+  MOE_PROTOCOL int64_t elements() const { return shape_.hidden; }
+  MOE_PROTOCOL int64_t rowBytes() const { return shape_.combineRowBytes; }
 
-  MOE_HD bool beginRun(X& x, int64_t i, RunItems items) {
+  MOE_PROTOCOL bool beginRun(X& x, int64_t i, RunItems items) {
     int64_t first = (warp_ + i / kRunRows * warps_) * kRunRows;
     if (!waitForChunk(x, first / kChunkTokens)) return false;
     for (int j = x.lane(); j < kRunRows; j += x.lanes()) {
@@ -185,10 +195,10 @@ class TokenJob {
     }
     return true;
   }
-  MOE_HD void finishedRun(X&, int64_t) const {}
+  MOE_PROTOCOL void finishedRun(X&, int64_t) const {}
 
  private:
-  MOE_HD bool waitForChunk(X& x, int64_t chunk) {
+  MOE_PROTOCOL bool waitForChunk(X& x, int64_t chunk) {
     if (chunk == chunk_) return true;
     bool ok = true;
     for (int sender = x.lane(); ok && sender < shape_.nranks; sender += x.lanes()) {
@@ -210,7 +220,7 @@ class TokenJob {
 
 // Tells every source which dispatch this rank combines. One block.
 template <class X>
-MOE_HD void tellHeads(X& x, const CombineArgs& a, uint64_t epoch) {
+MOE_PROTOCOL void tellHeads(X& x, const CombineArgs& a, uint64_t epoch) {
   const Layout& layout = a.common.layout;
   for (int peer = x.thread(); peer < layout.shape.nranks; peer += x.threads()) {
     CombineWindow window(layout, a.common.windows[peer], epoch);
@@ -226,7 +236,7 @@ MOE_HD void tellHeads(X& x, const CombineArgs& a, uint64_t epoch) {
 }
 
 // Looks at the heads of all senders: a refusal, or a handle of another dispatch. The same for all threads.
-MOE_HD inline Refusal findRefusal(const CombineArgs& a, const CombineWindow& window) {
+MOE_PROTOCOL inline Refusal findRefusal(const CombineArgs& a, const CombineWindow& window) {
   const Shape& shape = a.common.layout.shape;
   int64_t mine = a.common.handle ? static_cast<int64_t>(a.common.handleHead()->dispatchEpoch) : 0;
   for (int sender = 0; sender < shape.nranks; ++sender) {
@@ -239,7 +249,7 @@ MOE_HD inline Refusal findRefusal(const CombineArgs& a, const CombineWindow& win
 
 // The receiving half of a combine. All warps of the last receiveBlocks blocks; false after a failure.
 template <class X>
-MOE_HD bool receiveCombine(X& x, const CombineArgs& a, uint64_t epoch) {
+MOE_PROTOCOL bool receiveCombine(X& x, const CombineArgs& a, uint64_t epoch) {
   const Shape& shape = a.common.layout.shape;
   CombineWindow window(a.common.layout, a.common.window(), epoch);
   bool ok = true;
@@ -264,7 +274,7 @@ MOE_HD bool receiveCombine(X& x, const CombineArgs& a, uint64_t epoch) {
 
 // What one combine leaves behind. One thread, after all blocks.
 template <class X>
-MOE_HD void finishCombine(X& x, const CombineArgs& a, uint64_t epoch) {
+MOE_PROTOCOL void finishCombine(X& x, const CombineArgs& a, uint64_t epoch) {
   const Layout& layout = a.common.layout;
   Control* control = a.common.control();
   control->combineEpoch = epoch;
@@ -282,7 +292,7 @@ MOE_HD void finishCombine(X& x, const CombineArgs& a, uint64_t epoch) {
 }
 
 template <class X>
-MOE_HD bool sendPartialRows(X& x, const CombineArgs& a, uint64_t epoch) {
+MOE_PROTOCOL bool sendPartialRows(X& x, const CombineArgs& a, uint64_t epoch) {
   if (a.common.layout.shape.expertLayout()) {
     SumJob<X> job(x, a, epoch);
     return x.reduceRows(job.rows(), job);
@@ -293,7 +303,7 @@ MOE_HD bool sendPartialRows(X& x, const CombineArgs& a, uint64_t epoch) {
 
 // A combine on every warp of the grid. False after a failure, which the Exec has recorded.
 template <class X>
-MOE_HD bool directCombine(X& x, const CombineArgs& a) {
+MOE_PROTOCOL bool directCombine(X& x, const CombineArgs& a) {
   Control* control = a.common.control();
   uint64_t epoch = control->combineEpoch + 1;
   bool ok = true;

@@ -9,7 +9,7 @@ namespace moe {
 
 // Marks output rows first .. end-1 as empty. All threads of all receiving blocks share the rows.
 template <class X>
-MOE_HD void markEmpty(const X& x, const DispatchArgs& a, int64_t first, int64_t end) {
+MOE_PROTOCOL void markEmpty(const X& x, const DispatchArgs& a, int64_t first, int64_t end) {
   const Shape& shape = a.common.layout.shape;
   int64_t block = x.block() - (a.common.blocks - a.common.receiveBlocks);
   int64_t step = int64_t{a.common.receiveBlocks} * x.threads();
@@ -30,7 +30,7 @@ MOE_HD void markEmpty(const X& x, const DispatchArgs& a, int64_t first, int64_t 
 
 // Marks every output row that no record fills.
 template <class X>
-MOE_HD void markGaps(const X& x, const DispatchArgs& a, const Arrivals<X>& arrivals) {
+MOE_PROTOCOL void markGaps(const X& x, const DispatchArgs& a, const Arrivals<X>& arrivals) {
   if (!a.outIds && !a.outWeights && !a.outSources && !a.outRowExperts) return;
   const Shape& shape = a.common.layout.shape;
   if (!shape.expertLayout()) {
@@ -53,7 +53,7 @@ MOE_HD void markGaps(const X& x, const DispatchArgs& a, const Arrivals<X>& arriv
 
 // Writes the small outputs, and into the handle what combine needs to know. All threads of one block.
 template <class X>
-MOE_HD void writeCounts(const X& x, const DispatchArgs& a, const Arrivals<X>& arrivals) {
+MOE_PROTOCOL void writeCounts(const X& x, const DispatchArgs& a, const Arrivals<X>& arrivals) {
   const Shape& shape = a.common.layout.shape;
   HandleView handle(a.common);
   for (int source = x.thread(); source < shape.nranks; source += x.threads()) {
@@ -89,7 +89,7 @@ MOE_HD void writeCounts(const X& x, const DispatchArgs& a, const Arrivals<X>& ar
 // A dispatch that somebody refused: nothing is placed, but what was sent is waited for, so that the buffers stay in
 // step.
 template <class X>
-MOE_HD bool drainDispatch(X& x, const DispatchArgs& a, const Arrivals<X>& arrivals, uint64_t epoch) {
+MOE_PROTOCOL bool drainDispatch(X& x, const DispatchArgs& a, const Arrivals<X>& arrivals, uint64_t epoch) {
   const Shape& shape = a.common.layout.shape;
   bool ok = true;
   for (int source = 0; ok && source < shape.nranks; ++source) {
@@ -102,7 +102,7 @@ MOE_HD bool drainDispatch(X& x, const DispatchArgs& a, const Arrivals<X>& arriva
 
 // The receiving half of a dispatch. All warps of the last receiveBlocks blocks; false after a failure.
 template <class X>
-MOE_HD bool receiveDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
+MOE_PROTOCOL bool receiveDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
   Arrivals<X> arrivals(x, a, epoch);
   if (!arrivals.waitForCounts()) return false;
   bool reports = x.block() == a.common.blocks - 1;
@@ -120,7 +120,7 @@ MOE_HD bool receiveDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
 
 // What one dispatch leaves behind. One thread, after all blocks.
 template <class X>
-MOE_HD void finishDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
+MOE_PROTOCOL void finishDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
   Control* control = a.common.control();
   const Shape& shape = a.common.layout.shape;
   if (a.phases & kPhaseSend) {
@@ -140,7 +140,7 @@ MOE_HD void finishDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
 
 // A dispatch, or half of one, on every warp of the grid. False after a failure, which the Exec has recorded.
 template <class X>
-MOE_HD bool directDispatch(X& x, const DispatchArgs& a) {
+MOE_PROTOCOL bool directDispatch(X& x, const DispatchArgs& a) {
   Control* control = a.common.control();
   uint64_t epoch = a.phases & kPhaseSend ? control->dispatchEpoch + 1 : a.common.handleHead()->dispatchEpoch;
   bool ok = true;
@@ -159,7 +159,7 @@ MOE_HD bool directDispatch(X& x, const DispatchArgs& a) {
 
 // Waits for the counts of a dispatch and works out its sizes for an output without bound. One block.
 template <class X>
-MOE_HD bool countDispatch(X& x, const DispatchArgs& a) {
+MOE_PROTOCOL bool countDispatch(X& x, const DispatchArgs& a) {
   Arrivals<X> arrivals(x, a, a.common.handleHead()->dispatchEpoch);
   if (!arrivals.waitForCounts()) return false;
   int refusedBy = arrivals.refusedBy();

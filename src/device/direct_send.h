@@ -12,7 +12,7 @@
 
 namespace moe {
 
-MOE_HD inline int64_t chunksOf(int64_t tokens) { return larger(1, ceilDiv(tokens, kChunkTokens)); }
+MOE_PROTOCOL inline int64_t chunksOf(int64_t tokens) { return larger(1, ceilDiv(tokens, kChunkTokens)); }
 
 // Where one copy of a token goes.
 struct Target {
@@ -25,7 +25,7 @@ struct Target {
 template <class X>
 class Router {
  public:
-  MOE_HD Router(X& x, const DispatchArgs& a, uint64_t epoch)
+  MOE_PROTOCOL Router(X& x, const DispatchArgs& a, uint64_t epoch)
       : x_(x),
         a_(a),
         shape_(a.common.layout.shape),
@@ -35,7 +35,7 @@ class Router {
         scratch_(x.scratch(routingBytes(shape_))) {}
 
   // Counts a chunk's records per rank, and rows per expert, and publishes the histogram.
-  MOE_HD void count(int64_t chunk) {
+  MOE_PROTOCOL void count(int64_t chunk) {
     enter(chunk);
     for (int64_t bin = x_.lane(); bin < shape_.bins(); bin += x_.lanes()) next_[bin] = 0;
     x_.warpBarrier();
@@ -51,7 +51,7 @@ class Router {
   }
 
   // Gives every record of a chunk its slot, and every row its index, in token order.
-  MOE_HD void assign(int64_t chunk) {
+  MOE_PROTOCOL void assign(int64_t chunk) {
     if (loaded_ != chunk) enter(chunk);
     const int32_t* bases = work_.chunkBase(chunk);
     for (int64_t bin = x_.lane(); bin < shape_.bins(); bin += x_.lanes()) next_[bin] = bases[bin];
@@ -81,7 +81,7 @@ class Router {
   static constexpr uint8_t kExpertFirst = 2;  // and of its expert
   static constexpr int kBatch = 8;            // loads in flight per lane
 
-  MOE_HD void enter(int64_t chunk) {
+  MOE_PROTOCOL void enter(int64_t chunk) {
     std::byte* memory = scratch_ ? scratch_ : work_.routing(chunk);
     int64_t most = kChunkTokens * shape_.topk;
     ids_ = reinterpret_cast<int32_t*>(memory);
@@ -103,7 +103,7 @@ class Router {
     }
   }
 
-  MOE_HD int64_t givenId(int64_t i) const {
+  MOE_PROTOCOL int64_t givenId(int64_t i) const {
     int64_t k = i % shape_.topk;
     if (k >= a_.topk) return -1;
     int64_t at = (first_ + i / shape_.topk) * a_.topk + k;
@@ -111,7 +111,7 @@ class Router {
   }
 
   // Takes a batch of ids and weights into the handle, unless this is a repeated dispatch, which has them there.
-  MOE_HD void readEntries(int64_t from) {
+  MOE_PROTOCOL void readEntries(int64_t from) {
     int64_t id[kBatch];
     float weight[kBatch];
     for (int b = 0; b < kBatch; ++b) {
@@ -133,7 +133,7 @@ class Router {
     }
   }
 
-  MOE_HD uint8_t findFirsts(int64_t i) const {
+  MOE_PROTOCOL uint8_t findFirsts(int64_t i) const {
     if (owners_[i] < 0) return 0;
     uint8_t flags = kRankFirst | kExpertFirst;
     for (int64_t before = i / shape_.topk * shape_.topk; before < i; ++before) {
@@ -160,7 +160,7 @@ class Router {
 // Adds up the histograms of chunks 0 .. limit-1 and keeps the sums before each of this block's chunks. The block with
 // the last chunk also writes all counts into the peers' windows. All threads of the block; a thread takes a bin.
 template <class X>
-MOE_HD void sumHistograms(X& x, const DispatchArgs& a, int64_t limit, bool last, uint64_t epoch) {
+MOE_PROTOCOL void sumHistograms(X& x, const DispatchArgs& a, int64_t limit, bool last, uint64_t epoch) {
   const Layout& layout = a.common.layout;
   const Shape& shape = layout.shape;
   Workspace work(a.common);
@@ -197,7 +197,7 @@ MOE_HD void sumHistograms(X& x, const DispatchArgs& a, int64_t limit, bool last,
 
 // The routing of this block's chunks: counted, summed and assigned; the counts leave. All warps; false after a failure.
 template <class X>
-MOE_HD bool routeTokens(X& x, const DispatchArgs& a, uint64_t epoch) {
+MOE_PROTOCOL bool routeTokens(X& x, const DispatchArgs& a, uint64_t epoch) {
   const Shape& shape = a.common.layout.shape;
   Router<X> router(x, a, epoch);
   int64_t chunks = chunksOf(a.numTokens);
@@ -229,23 +229,29 @@ MOE_HD bool routeTokens(X& x, const DispatchArgs& a, uint64_t epoch) {
 template <class X>
 class SendJob {
  public:
-  MOE_HD SendJob(const X& x, const DispatchArgs& a, uint64_t epoch)
-      : a_(a), layout_(a.common.layout), work_(a.common), handle_(a.common), epoch_(epoch), block_(x.block()),
-        warp_(x.warp()), warps_(x.warps()) {}
+  MOE_PROTOCOL SendJob(const X& x, const DispatchArgs& a, uint64_t epoch)
+      : a_(a),
+        layout_(a.common.layout),
+        work_(a.common),
+        handle_(a.common),
+        epoch_(epoch),
+        block_(x.block()),
+        warp_(x.warp()),
+        warps_(x.warps()) {}
 
   // How many rows this warp goes through, those that nobody wants included.
-  MOE_HD int64_t rows() const {
+  MOE_PROTOCOL int64_t rows() const {
     int64_t chunks = chunksOf(a_.numTokens);
     int64_t runs = block_ < chunks ? ceilDiv(chunks - block_, a_.common.sendBlocks) * kRunsPerChunk : 0;
     return warp_ < runs ? ceilDiv(runs - warp_, warps_) * kRunRows : 0;
   }
 
-  MOE_HD int64_t rowBytes() const { return layout_.record.end; }
-  MOE_HD int64_t itemBytes() const {
+  MOE_PROTOCOL int64_t rowBytes() const { return layout_.record.end; }
+  MOE_PROTOCOL int64_t itemBytes() const {
     return static_cast<int64_t>(sizeof(Item)) + layout_.shape.topk * static_cast<int64_t>(sizeof(Target));
   }
 
-  MOE_HD bool beginRun(X& x, int64_t i, RunItems items) const {
+  MOE_PROTOCOL bool beginRun(X& x, int64_t i, RunItems items) const {
     int64_t first = firstToken(i);
     for (int j = x.lane(); j < kRunRows; j += x.lanes()) *items.as<Item>(j) = {first + j, 0, 0};
     x.warpBarrier();
@@ -259,10 +265,10 @@ class SendJob {
     return true;
   }
 
-  MOE_HD bool carries(const std::byte* item) const { return reinterpret_cast<const Item*>(item)->wanted; }
+  MOE_PROTOCOL bool carries(const std::byte* item) const { return reinterpret_cast<const Item*>(item)->wanted; }
 
   template <class Row>
-  MOE_HD void gather(const std::byte* item, Row& row) const {
+  MOE_PROTOCOL void gather(const std::byte* item, Row& row) const {
     int64_t token = reinterpret_cast<const Item*>(item)->token;
     for (int payload = 0; payload < layout_.shape.payloads; ++payload) {
       const RowsIn& in = a_.inputs[payload];
@@ -270,9 +276,9 @@ class SendJob {
     }
   }
 
-  MOE_HD int64_t fillOffset() const { return layout_.record.head; }
-  MOE_HD int64_t fillBytes() const { return layout_.record.end - layout_.record.head; }
-  MOE_HD void fill(X& x, const std::byte* memory, std::byte* to) const {
+  MOE_PROTOCOL int64_t fillOffset() const { return layout_.record.head; }
+  MOE_PROTOCOL int64_t fillBytes() const { return layout_.record.end - layout_.record.head; }
+  MOE_PROTOCOL void fill(X& x, const std::byte* memory, std::byte* to) const {
     const auto* item = reinterpret_cast<const Item*>(memory);
     auto* ids = reinterpret_cast<int32_t*>(to + (layout_.record.ids - layout_.record.head));
     auto* weights = reinterpret_cast<float*>(to + (layout_.record.weights - layout_.record.head));
@@ -291,7 +297,7 @@ class SendJob {
   }
 
   template <class Row>
-  MOE_HD void scatter(const std::byte* memory, const Row& row) const {
+  MOE_PROTOCOL void scatter(const std::byte* memory, const Row& row) const {
     const auto* item = reinterpret_cast<const Item*>(memory);
     for (int k = 0; k < layout_.shape.topk; ++k) {
       Target target = item->targets()[k];
@@ -301,7 +307,7 @@ class SendJob {
     }
   }
 
-  MOE_HD void finishedRun(X& x, int64_t i) const {
+  MOE_PROTOCOL void finishedRun(X& x, int64_t i) const {
     if (x.lane() != 0) return;
     int64_t chunk = firstToken(i) / kChunkTokens;
     if (x.arrive(work_.sendDone(chunk), 1) != kRunsPerChunk) return;
@@ -317,11 +323,11 @@ class SendJob {
     int64_t token;
     int32_t wanted;
     int32_t reserved;
-    MOE_HD Target* targets() { return reinterpret_cast<Target*>(this + 1); }
-    MOE_HD const Target* targets() const { return reinterpret_cast<const Target*>(this + 1); }
+    MOE_PROTOCOL Target* targets() { return reinterpret_cast<Target*>(this + 1); }
+    MOE_PROTOCOL const Target* targets() const { return reinterpret_cast<const Target*>(this + 1); }
   };
 
-  MOE_HD int64_t firstToken(int64_t i) const {
+  MOE_PROTOCOL int64_t firstToken(int64_t i) const {
     int64_t run = warp_ + i / kRunRows * warps_;
     int64_t chunk = block_ + run / kRunsPerChunk * a_.common.sendBlocks;
     return chunk * kChunkTokens + run % kRunsPerChunk * kRunRows;
@@ -337,7 +343,7 @@ class SendJob {
 
 // The sending half of a dispatch. All warps of blocks 0 .. sendBlocks-1; false after a failure.
 template <class X>
-MOE_HD bool sendDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
+MOE_PROTOCOL bool sendDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
   auto buffers = static_cast<uint64_t>(a.common.layout.shape.buffers);
   // Views that have been out for `buffers` epochs end here: the stream has passed their readers.
   if (x.block() == 0 && x.thread() == 0 && epoch > buffers && a.common.control()->releasedDispatch < epoch - buffers) {
