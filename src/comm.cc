@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstring>
 
+#include "accelerator.h"
 #include "base/log.h"
 #include "base/settings.h"
 #include "config.h"
@@ -25,6 +26,16 @@ struct Introduction {
   moeConfig_t config;
   char text[1024];  // of a refusal
 };
+
+// Before the ranks meet, so that a rank without the wanted backend can tell the others.
+void chooseBackend(moeConfig_t* config) {
+  std::string reason;
+  bool usable = config->backend != moeBackendHost && gpuUsable(&config->device, &reason);
+  if (config->backend == moeBackendAuto) config->backend = usable ? moeBackendCuda : moeBackendHost;
+  if (config->backend == moeBackendCuda && !usable) {
+    fail(moeUnsupported, "config.backend = moeBackendCuda, but ", reason, "; use moeBackendHost or moeBackendAuto");
+  }
+}
 
 const char* awaitedText(Awaited awaited) {
   switch (awaited) {
@@ -48,14 +59,10 @@ Comm::Comm(int nranks, int rank, Join join, const moeConfig_t* given)
   if (rank < 0 || rank >= nranks) {
     fail(moeInvalidArgument, "rank = ", rank, ", but the ranks are 0 .. ", nranks - 1);
   }
-  states_ = std::make_shared<PeerStates>(nranks);
   config_.timeoutMs = static_cast<int32_t>(kFallbackPatience.count());
   try {
     config_ = completeConfig(given, nranks);
-    if (config_.backend == moeBackendCuda) {
-      fail(moeUnsupported, "config.backend = moeBackendCuda, but this build of moecl has no CUDA backend");
-    }
-    config_.backend = moeBackendHost;
+    chooseBackend(&config_);
     nonBlocking_ = config_.nonBlocking != 0;
     pendingHalves.reserve(static_cast<size_t>(config_.buffers));
   } catch (const Error& error) {
@@ -66,6 +73,8 @@ Comm::Comm(int nranks, int rank, Join join, const moeConfig_t* given)
 Comm::~Comm() {
   aborted_.store(true, std::memory_order_release);
   if (initThread_.joinable()) initThread_.join();
+  // No kernel may run while windows are unmapped under it. A GPU that fails here has stopped running them.
+  if (backend_) taking([this] { return backend_->drain(), true; });
 }
 
 void Comm::start() {
@@ -97,14 +106,22 @@ void Comm::initialize() {
   std::unique_ptr<Bootstrap> bootstrap = join_(limit);
   join_ = nullptr;
   agreeOnConfig(*bootstrap, limit);
-  const Settings& wanted = settings();
-  backend_ = makeHostBackend(wanted.hostBlocks, wanted.hostWarps, this);
+  makeBackend();
   layout_ = makeLayout(config_, nranks_, rank_, backend_->blocks());
   workspace_ = backend_->allocate(static_cast<size_t>(layout_.workspace.bytes));
   reachPeers(*bootstrap, limit);
-  log(LogLevel::kInfo, "rank ", rank_, " of ", nranks_, ": path direct, backend host, layout ",
-      layoutName(config_.layout), ", window ", layout_.window.bytes, " bytes, record ", layout_.record.stride,
-      " bytes");
+  log(LogLevel::kInfo, "rank ", rank_, " of ", nranks_, ": path direct, backend ",
+      config_.backend == moeBackendCuda ? "cuda" : "host", ", layout ", layoutName(config_.layout), ", window ",
+      layout_.window.bytes, " bytes, record ", layout_.record.stride, " bytes");
+}
+
+void Comm::makeBackend() {
+  if (config_.backend == moeBackendCuda) {
+    backend_ = makeGpuBackend(config_, nranks_, rank_);
+  } else {
+    backend_ = makeHostBackend(settings().hostBlocks, settings().hostWarps, this);
+  }
+  states_ = std::make_shared<PeerStates>(nranks_, backend_->allocateNotices(PeerStates::bytes(nranks_)));
 }
 
 void Comm::agreeOnConfig(Bootstrap& bootstrap, const WaitLimit& limit) {
@@ -136,7 +153,8 @@ void Comm::agreeOnConfig(Bootstrap& bootstrap, const WaitLimit& limit) {
 }
 
 void Comm::reachPeers(Bootstrap& bootstrap, const WaitLimit& limit) {
-  transport_ = makeShmTransport(rank_, nranks_, states_);
+  transport_ = config_.backend == moeBackendCuda ? makeGpuTransport(rank_, nranks_, config_.device, states_)
+                                                 : makeShmTransport(rank_, nranks_, states_);
   std::string trouble;
   moeResult_t code = moeSuccess;
   // A rank that fails here tells the others, so that nobody waits for it.
@@ -188,6 +206,10 @@ void Comm::requireReady() {
   if (finalized_.load(std::memory_order_acquire)) {
     fail(moeInvalidUsage, "the communicator was finalized; only moeCommDestroy may follow");
   }
+  if (!backend_->synchronous()) {
+    Outcome outcome = backend_->poll();
+    if (!outcome.ok) settle(outcome, "operation");
+  }
   if (!states_->anyLost()) return;
   Failure failure{};
   failure.code = check(rank_, &failure.peer);
@@ -196,24 +218,32 @@ void Comm::requireReady() {
   }
 }
 
-moeResult_t Comm::state(std::string* text) const {
+moeResult_t Comm::state(std::string* text) {
   moeResult_t now = state_.load(std::memory_order_acquire);
-  if (now != moeSuccess && now != moeInProgress) {
+  if (now == moeInProgress) return now;
+  if (now == moeSuccess) now = lookForTrouble(text);
+  if (now != moeSuccess && text->empty()) {
     std::lock_guard lock(textMutex_);
     *text = text_;
   }
-  if (now == moeSuccess && states_->anyLost()) {
-    int culprit = rank_;
-    auto* self = const_cast<Comm*>(this);
-    if (int32_t code = self->check(rank_, &culprit); code != moeSuccess) {
-      Failure failure{};
-      failure.code = code;
-      failure.peer = culprit;
-      *text = describe(failure, "communicator");
-      return static_cast<moeResult_t>(code);
-    }
-  }
   return now;
+}
+
+// What operations that run on their own, or departed ranks, have brought since the last call.
+moeResult_t Comm::lookForTrouble(std::string* text) {
+  try {
+    settle(backend_->poll(), "operation");
+    if (!states_->anyLost()) return moeSuccess;
+    Failure failure{};
+    failure.peer = rank_;
+    failure.code = check(rank_, &failure.peer);
+    if (failure.code == moeSuccess) return moeSuccess;
+    *text = describe(failure, "communicator");
+    return static_cast<moeResult_t>(failure.code);
+  } catch (const Error& error) {
+    *text = error.text();
+    return error.code();
+  }
 }
 
 void Comm::abort() {
@@ -225,7 +255,9 @@ void Comm::abort() {
       text_ = cat("rank ", rank_, ": moeCommAbort was called on this communicator");
     }
   }
-  if (state_.load(std::memory_order_acquire) != moeInProgress && transport_) transport_->announce(PeerState::kAborted);
+  if (state_.load(std::memory_order_acquire) == moeInProgress || !transport_) return;
+  states_->setAborted();
+  transport_->announce(PeerState::kAborted);
 }
 
 void Comm::finalize() {
@@ -233,6 +265,7 @@ void Comm::finalize() {
     fail(moeInProgress, "the communicator's init has not finished; poll moeCommGetAsyncError before moeCommFinalize");
   }
   if (finalized_.exchange(true) || !transport_) return;
+  backend_->drain();
   transport_->announce(aborted_.load(std::memory_order_acquire) ? PeerState::kAborted : PeerState::kLeft);
 }
 
@@ -313,7 +346,8 @@ CommonArgs Comm::commonArgs(std::byte* handle) const {
 
 std::vector<int32_t> Comm::lostRanks() const {
   std::vector<int32_t> lost;
-  for (int rank = 0; rank < nranks_; ++rank) lost.push_back(states_->get(rank) >= PeerState::kAborted ? 1 : 0);
+  bool met = state_.load(std::memory_order_acquire) != moeInProgress && states_;
+  for (int rank = 0; rank < nranks_; ++rank) lost.push_back(met && states_->get(rank) >= PeerState::kAborted ? 1 : 0);
   return lost;
 }
 

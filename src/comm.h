@@ -41,7 +41,7 @@ class Comm : private WaitGuard {
   // Throws unless operations may run now.
   void requireReady();
   // The state and its text, for moeCommGetAsyncError.
-  moeResult_t state(std::string* text) const;
+  moeResult_t state(std::string* text);
   void abort();
   void finalize();
 
@@ -64,6 +64,8 @@ class Comm : private WaitGuard {
   std::chrono::milliseconds patience() const override { return std::chrono::milliseconds(config_.timeoutMs); }
 
   void initialize();
+  void makeBackend();
+  moeResult_t lookForTrouble(std::string* text);
   void agreeOnConfig(Bootstrap& bootstrap, const WaitLimit& limit);
   void reachPeers(Bootstrap& bootstrap, const WaitLimit& limit);
   [[noreturn]] void breakWith(moeResult_t code, const std::string& text);
@@ -76,11 +78,11 @@ class Comm : private WaitGuard {
   bool nonBlocking_ = false;
 
   Layout layout_{};
+  std::unique_ptr<Backend> backend_;  // first: windows and their watchers end before it
   std::shared_ptr<PeerStates> states_;
   std::unique_ptr<Transport> transport_;
   Region window_;
   std::vector<Peer> peers_;
-  std::unique_ptr<Backend> backend_;
   std::byte* workspace_ = nullptr;
   std::byte* const* windows_ = nullptr;
 

@@ -236,7 +236,7 @@ MOE_PROTOCOL void tellHeads(X& x, const CombineArgs& a, uint64_t epoch) {
 }
 
 // Looks at the heads of all senders: a refusal, or a handle of another dispatch. The same for all threads.
-MOE_PROTOCOL inline Refusal findRefusal(const CombineArgs& a, const CombineWindow& window) {
+MOE_PROTOCOL inline Refusal checkHeads(const CombineArgs& a, const CombineWindow& window) {
   const Shape& shape = a.common.layout.shape;
   int64_t mine = a.common.handle ? static_cast<int64_t>(a.common.handleHead()->dispatchEpoch) : 0;
   for (int sender = 0; sender < shape.nranks; ++sender) {
@@ -257,7 +257,7 @@ MOE_PROTOCOL bool receiveCombine(X& x, const CombineArgs& a, uint64_t epoch) {
     ok = x.wait(window.headSignal(sender), epoch, Awaited::kCombineHead, sender);
   }
   if (!x.barrier(ok)) return false;
-  Refusal refusal = findRefusal(a, window);
+  Refusal refusal = checkHeads(a, window);
   if (refusal.code == 0) {
     TokenJob<X> job(x, a, epoch);
     return x.barrier(x.reduceRows(job.rows(), job));
@@ -306,17 +306,26 @@ template <class X>
 MOE_PROTOCOL bool directCombine(X& x, const CombineArgs& a) {
   Control* control = a.common.control();
   uint64_t epoch = control->combineEpoch + 1;
+  // A refused dispatch was refused on all ranks: all leave its combine out, and nobody is told.
+  bool leftOut = a.common.handle && a.common.handleHead()->refusal != 0;
   bool ok = true;
-  if (x.block() < a.common.sendBlocks) {
+  if (!leftOut && x.block() < a.common.sendBlocks) {
     ok = waitConsumed(x, a.common, epoch, consumedCombine);
     if (ok && x.block() == 0) tellHeads(x, a, epoch);
     if (ok && a.common.handle) ok = sendPartialRows(x, a, epoch);
   }
   if (!x.barrier(ok)) return false;
-  if (x.block() >= a.common.blocks - a.common.receiveBlocks && !receiveCombine(x, a, epoch)) return false;
+  bool receives = !leftOut && x.block() >= a.common.blocks - a.common.receiveBlocks;
+  if (receives && !receiveCombine(x, a, epoch)) return false;
   if (x.lastBlock(&control->finishedBlocks, a.common.blocks) && x.thread() == 0) {
     x.reset(&control->finishedBlocks);
-    finishCombine(x, a, epoch);
+    x.reset(&control->ticket);
+    if (leftOut) {
+      const HandleHead& head = *a.common.handleHead();
+      *a.common.outcome = {static_cast<int32_t>(head.refusal), static_cast<int32_t>(head.refusedBy), 0, 0};
+    } else {
+      finishCombine(x, a, epoch);
+    }
   }
   return true;
 }

@@ -13,6 +13,14 @@ namespace moe {
 
 constexpr int64_t kUnbounded = INT64_MAX;
 
+// The first rank that refused its part of a dispatch whose counts have all come, or -1.
+MOE_PROTOCOL inline int findRefusal(const Shape& shape, const DispatchWindow& window) {
+  for (int source = 0; source < shape.nranks; ++source) {
+    if (window.counts(source)->refusal != 0) return source;
+  }
+  return -1;
+}
+
 // What one block knows about a dispatch that comes in.
 template <class X>
 class Arrivals {
@@ -40,14 +48,6 @@ class Arrivals {
       ok = x_.wait(window_.countSignal(source), epoch_, Awaited::kCounts, source) && countsAreValid(source);
     }
     return x_.barrier(ok);
-  }
-
-  // The first rank that refused, or -1.
-  MOE_PROTOCOL int refusedBy() const {
-    for (int source = 0; source < shape_.nranks; ++source) {
-      if (counts(source).refusal != 0) return source;
-    }
-    return -1;
   }
 
   // Works out where each source's rows, or each source's rows of each expert, begin. All warps of the block.

@@ -4,35 +4,13 @@
 #pragma once
 
 #include "device/args.h"
+#include "device/exec_cuda_grid.h"
 #include "device/numbers.h"
 #include "device/ptx.cuh"
 #include "device/row_jobs.h"
 #include "layout.h"
-#include "transport/peer_state.h"
 
 namespace moe {
-
-// How one kernel runs.
-struct CudaGrid {
-  const Notices* notices;  // pinned; the PeerStates follow
-  Failure* failure;                 // pinned; written once
-  uint32_t* failed;                 // device memory: 1 after the first failure
-  uint64_t timeoutNs;
-  int32_t nranks, rank;
-  int32_t stages;       // rows in flight per warp; 0: rows are not staged
-  int32_t stageBytes;   // a multiple of 128
-  int32_t itemBytes;    // a multiple of 16
-  int32_t warpBytes;    // shared memory of one warp
-};
-
-constexpr int kItemRuns = 2;  // runs whose items are kept
-constexpr int kMaxStages = 6;
-// Stages, items, and one barrier a stage. Without stages, room for what a job composes.
-constexpr int32_t kFillBytes = static_cast<int32_t>(sizeof(RecordHead)) + 12 * MOE_MAX_TOPK + kRecordAlign;
-inline int32_t warpSharedBytes(int32_t stages, int32_t stageBytes, int32_t itemBytes) {
-  int32_t body = stages > 0 ? stages * stageBytes : static_cast<int32_t>(roundUp(kFillBytes, 128));
-  return static_cast<int32_t>(roundUp(body + kItemRuns * kRunRows * itemBytes + 8 * kMaxStages, 128));
-}
 
 // A row between its sources and its destinations, in shared memory.
 struct StagedRow {
@@ -57,7 +35,9 @@ struct DirectRow {
   int lane;
 
   __device__ explicit DirectRow(int lane) : lane(lane) {}
-  __device__ void load(int64_t offset, const std::byte* from, int64_t bytes) { pieces[count++] = {offset, bytes, from}; }
+  __device__ void load(int64_t offset, const std::byte* from, int64_t bytes) {
+    pieces[count++] = {offset, bytes, from};
+  }
   __device__ void store(std::byte* to, int64_t offset, int64_t bytes) const;
   __device__ void clear(std::byte* to, int64_t bytes) const;
 };

@@ -13,7 +13,7 @@ __device__ inline CudaExec::CudaExec(const CudaGrid& grid, Control* control, std
   if (threadIdx.x == 0) ticket = static_cast<int>(atomicAdd(&control->ticket, 1));
   std::byte* mine = shared + warp() * grid.warpBytes;
   stages_ = mine;
-  items_ = mine + (grid.stages > 0 ? grid.stages * grid.stageBytes : static_cast<int32_t>(roundUp(kFillBytes, 128)));
+  items_ = mine + itemsOffset(grid.stages, grid.stageBytes);
   barriers_ = reinterpret_cast<uint64_t*>(items_ + kItemRuns * kRunRows * grid.itemBytes);
 #if __CUDA_ARCH__ >= 900
   if (lane() < grid.stages) ptx::barrierInit(barriers_ + lane());

@@ -84,11 +84,10 @@ __device__ __forceinline__ void barrierArrive(uint64_t* barrier) {
 }
 __device__ __forceinline__ bool barrierTryWait(uint64_t* barrier, uint32_t parity) {
   uint32_t done;
-  asm volatile(
-      "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-      : "=r"(done)
-      : "r"(sharedAddress(barrier)), "r"(parity)
-      : "memory");
+  asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+               : "=r"(done)
+               : "r"(sharedAddress(barrier)), "r"(parity)
+               : "memory");
   return done;
 }
 __device__ __forceinline__ void bulkLoad(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {

@@ -28,16 +28,14 @@ class PeerStates {
  public:
   static size_t bytes(int nranks) { return sizeof(Notices) + static_cast<size_t>(nranks); }
 
-  // `memory`: bytes(nranks) of zeros that live as long as this.
+  // `memory`: bytes(nranks) of zeros.
   PeerStates(int nranks, std::shared_ptr<void> memory)
       : nranks_(nranks),
         memory_(std::move(memory)),
         notices_(static_cast<Notices*>(memory_.get())),
         states_(reinterpret_cast<PeerState*>(notices_ + 1)) {}
   // In ordinary memory.
-  explicit PeerStates(int nranks)
-      : PeerStates(nranks, std::shared_ptr<void>(new uint64_t[bytes(nranks) / 8 + 1]{},
-                                                 [](void* p) { delete[] static_cast<uint64_t*>(p); })) {}
+  explicit PeerStates(int nranks) : PeerStates(nranks, ordinaryMemory(nranks)) {}
 
   PeerState get(int rank) const { return std::atomic_ref(states_[rank]).load(std::memory_order_acquire); }
   // True if any rank has aborted or died: then no wait can be trusted to end.
@@ -53,6 +51,11 @@ class PeerStates {
   int size() const { return nranks_; }
 
  private:
+  static std::shared_ptr<void> ordinaryMemory(int nranks) {
+    return {new uint64_t[bytes(nranks) / sizeof(uint64_t) + 1]{},
+            [](void* memory) { delete[] static_cast<uint64_t*>(memory); }};
+  }
+
   int nranks_;
   std::shared_ptr<void> memory_;
   Notices* notices_;
