@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -47,9 +48,11 @@ class CudaGpu : public Gpu {
     check(cudaStreamCreateWithFlags(stream_.place(), cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     check(cudaHostAlloc(flag_.place(), sizeof(uint32_t), cudaHostAllocMapped | cudaHostAllocPortable), "cudaHostAlloc");
     opened().store(0);
+    check(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, device), "cudaDeviceGetAttribute");
     // Loads the kernels: loading one behind a closed gate would wait for the gate.
     launchGate(static_cast<uint32_t*>(flag_.get()), 0, stream_.get());
     launchExpert({}, stream_.get());
+    launchCopy(nullptr, nullptr, 0, 1, stream_.get());
     checkLaunch("the first kernels");
     synchronize();
   }
@@ -57,6 +60,14 @@ class CudaGpu : public Gpu {
   ~CudaGpu() override { openGate(); }
 
   int device() const override { return device_; }
+
+  int64_t location() const override {
+    int domain = 0, bus = 0, slot = 0;
+    check(cudaDeviceGetAttribute(&domain, cudaDevAttrPciDomainId, device_), "cudaDeviceGetAttribute");
+    check(cudaDeviceGetAttribute(&bus, cudaDevAttrPciBusId, device_), "cudaDeviceGetAttribute");
+    check(cudaDeviceGetAttribute(&slot, cudaDevAttrPciDeviceId, device_), "cudaDeviceGetAttribute");
+    return (int64_t{domain} * 256 + bus) * 256 + slot;
+  }
 
   std::string describe() const override {
     cudaDeviceProp properties{};
@@ -143,6 +154,42 @@ class CudaGpu : public Gpu {
 
   void synchronize() override { check(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize"); }
 
+  bool reachDevice(int device) override {
+    if (device == device_) return true;
+    int possible = 0;
+    cudaError_t error = cudaDeviceCanAccessPeer(&possible, device_, device);
+    if (error == cudaSuccess && possible) error = cudaDeviceEnablePeerAccess(device, 0);
+    cudaGetLastError();
+    return possible && (error == cudaSuccess || error == cudaErrorPeerAccessAlreadyEnabled);
+  }
+
+  bool nameMemory(void* memory, GpuMemoryName* name) override {
+    cudaIpcMemHandle_t handle{};
+    static_assert(sizeof handle == sizeof *name);
+    if (cudaIpcGetMemHandle(&handle, memory) != cudaSuccess) {
+      cudaGetLastError();
+      return false;
+    }
+    std::memcpy(name->data(), &handle, sizeof handle);
+    return true;
+  }
+
+  void* reachMemory(const GpuMemoryName& name) override {
+    cudaIpcMemHandle_t handle{};
+    std::memcpy(&handle, name.data(), sizeof handle);
+    void* memory = nullptr;
+    if (cudaIpcOpenMemHandle(&memory, handle, cudaIpcMemLazyEnablePeerAccess) == cudaSuccess) return memory;
+    cudaGetLastError();
+    return nullptr;
+  }
+
+  void leave(void* reached) override { cudaIpcCloseMemHandle(reached); }
+
+  void copyAcross(void* to, const void* from, int64_t bytes) override {
+    launchCopy(to, from, bytes, sms_, stream_.get());
+    checkLaunch("a copy");
+  }
+
  private:
   void check(cudaError_t error, const char* call) const {
     if (error == cudaSuccess) return;
@@ -155,6 +202,7 @@ class CudaGpu : public Gpu {
   std::atomic_ref<uint32_t> opened() const { return std::atomic_ref(*static_cast<uint32_t*>(flag_.get())); }
 
   int device_;
+  int sms_ = 1;
   uint32_t turn_ = 0;
   PinnedMemory flag_;
   Stream stream_;

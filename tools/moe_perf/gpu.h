@@ -2,6 +2,7 @@
 // A rank's GPU, behind an interface that exists in every build.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -31,6 +32,9 @@ struct ExpertRows {
   bool wideIds = false;
 };
 
+// How another process finds memory of this one.
+using GpuMemoryName = std::array<uint32_t, 16>;
+
 // One rank's use of one GPU: a stream, a gate in front of it, and marks in it. Calls are for one thread, in which the
 // GPU is the current one. Errors throw Failure.
 class Gpu {
@@ -38,6 +42,8 @@ class Gpu {
   virtual ~Gpu() = default;
 
   virtual int device() const = 0;
+  // The same for two ranks of a host exactly if they share the GPU.
+  virtual int64_t location() const = 0;
   // Model, driver and runtime.
   virtual std::string describe() const = 0;
   virtual void* stream() const = 0;
@@ -62,6 +68,14 @@ class Gpu {
   virtual void mark(size_t index) = 0;
   virtual double microsecondsBetween(size_t from, size_t to) = 0;
   virtual void synchronize() = 0;
+
+  // Other ranks' memory. False or nullptr: it cannot be reached from here.
+  virtual bool reachDevice(int device) = 0;  // memory of this process
+  virtual bool nameMemory(void* memory, GpuMemoryName* name) = 0;
+  virtual void* reachMemory(const GpuMemoryName& name) = 0;  // memory of another process, until it is left
+  virtual void leave(void* reached) = 0;
+  // Enqueues a kernel that copies a multiple of 16 bytes. Either side may be another GPU's.
+  virtual void copyAcross(void* to, const void* from, int64_t bytes) = 0;
 };
 
 // GPUs that this process can use; 0 also in a build without CUDA.

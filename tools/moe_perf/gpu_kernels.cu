@@ -71,7 +71,28 @@ __global__ void expertKernel(ExpertRows job) {
   }
 }
 
+// Each thread has several loads under way before its first store.
+__global__ void copyKernel(uint4* to, const uint4* from, int64_t count) {
+  constexpr int kUnroll = 8;
+  int64_t step = int64_t{gridDim.x} * blockDim.x;
+  int64_t at = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  for (; at + (kUnroll - 1) * step < count; at += kUnroll * step) {
+    uint4 words[kUnroll];
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) words[i] = from[at + i * step];
+#pragma unroll
+    for (int i = 0; i < kUnroll; ++i) to[at + i * step] = words[i];
+  }
+  for (; at < count; at += step) to[at] = from[at];
+}
+
 }  // namespace
+
+void launchCopy(void* to, const void* from, int64_t bytes, int sms, cudaStream_t stream) {
+  constexpr int kCopyThreads = 512, kBlocksPerSm = 2;
+  copyKernel<<<static_cast<unsigned>(sms * kBlocksPerSm), kCopyThreads, 0, stream>>>(
+      static_cast<uint4*>(to), static_cast<const uint4*>(from), bytes / int64_t{sizeof(uint4)});
+}
 
 void launchGate(const uint32_t* opened, uint32_t turn, cudaStream_t stream) {
   gateKernel<<<1, 1, 0, stream>>>(opened, turn);

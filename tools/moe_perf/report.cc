@@ -137,18 +137,17 @@ void Report::printHeader(const Json& header) {
       model["copies_per_token"].get<double>(), static_cast<long long>(model["payload_bytes"].get<int64_t>()),
       static_cast<long long>(model["record_bytes"].get<int64_t>()), model["dispatch_bytes_per_token"].get<double>(),
       static_cast<long long>(model["combine_bytes"].get<int64_t>()), model["combine_bytes_per_token"].get<double>());
-  printColumns(header["times"], header["limit"]);
+  printColumns(header);
 }
 
-void Report::printColumns(const std::string& times, const std::string& limit) {
+void Report::printColumns(const Json& header) {
+  std::string times = header["times"], wire = header["wire"], limit = header["limit"];
   const char* subject = options_.op == Op::kCombine ? "combine" : "dispatch";
-  std::fprintf(
-      out_,
-      "# times: %s\n"
-      "# algbw: payload bytes of the rank that gets most / %s p50; wire: bytes that the library writes per rank "
-      "/ %s p50\n"
-      "# limit: %s; share: wire / limit\n",
-      times.c_str(), subject, subject, limit.c_str());
+  std::fprintf(out_,
+               "# times: %s\n"
+               "# algbw: payload bytes of the rank that gets most / %s p50; wire: %s / %s p50\n"
+               "# limit: %s; share: wire / limit\n",
+               times.c_str(), subject, wire.c_str(), subject, limit.c_str());
   std::fprintf(out_, "#%9s %9s %9s %11s %11s %11s %11s %9s %9s %9s %7s %8s %7s\n", "tokens", "rows", "rows", "dispatch",
                "dispatch", "combine", "combine", "algbw", "wire", "limit", "share", "copies", "wrong");
   std::fprintf(out_, "#%9s %9s %9s %11s %11s %11s %11s %9s %9s %9s %7s %8s %7s\n", "per rank", "min", "max", "p50 us",

@@ -26,7 +26,7 @@ class Report {
  private:
   void printHeader(const Json& header);
   void printRow(const Json& row);
-  void printColumns(const std::string& times, const std::string& limit);
+  void printColumns(const Json& header);
   void printHostTimes(const Json& row);
   void clearProgress();
   void writeJson();

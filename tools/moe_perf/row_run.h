@@ -35,6 +35,7 @@ struct RowMeasures {
   std::vector<double> dispatchHostUs, combineHostUs;  // GPUs: inside the library's calls
   int64_t calls = 0;                                  // that the following sums are about
   uint64_t dispatchBytes = 0, combineBytes = 0;       // written by the library
+  uint64_t dispatchAway = 0, combineAway = 0;         // GPUs: of those, to other ranks
   uint64_t copies = 0, tokens = 0;
   int64_t overflowed = 0;    // iterations with more rows than the output holds
   int64_t requiredRows = 0;  // the most that any iteration needed

@@ -148,6 +148,9 @@ void RowRun::takeStats(const moeStats_t& before) {
   measures_.tokens += after.tokens - before.tokens;
   measures_.dispatchBytes += dispatched;
   measures_.combineBytes += bytes - dispatched;
+  uint64_t away = (after.mappedRows - before.mappedRows) * static_cast<uint64_t>(info_.recordBytes);
+  measures_.dispatchAway += away;
+  measures_.combineAway += after.mappedBytes - before.mappedBytes - away;
 }
 
 void RowRun::fetchReceived(const ExpectedReceive& expected) {

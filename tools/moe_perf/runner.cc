@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "gpu.h"
+#include "gpu_limit.h"
 #include "machine.h"
 #include "row_run.h"
 #include "text.h"
@@ -116,7 +117,8 @@ class Runner {
   TokenData data_;
   std::unique_ptr<Gpu> gpu_;  // outlives the communicator
   RunContext context_;
-  std::optional<CopyLimit> copyLimit_;
+  GpuLimit gpuLimit_;
+  std::optional<CopyLimit> copyLimit_;  // on the host
   Comm comm_{nullptr};
   moeInfo_t info_ = MOE_INFO_INIT;
   bool right_ = true;
@@ -137,7 +139,11 @@ void Runner::join(int64_t maxTokens) {
   }
   context_.gpu = onGpu ? gpu_.get() : nullptr;
   if (!first) return;
-  if (!onGpu) copyLimit_.emplace(team_);
+  if (onGpu) {
+    gpuLimit_ = measureGpuLimit(team_, *gpu_);
+  } else {
+    copyLimit_.emplace(team_);
+  }
   if (options_.stallRank >= info_.nranks)
     usage("--stall: there is no rank ", options_.stallRank, " among ", info_.nranks);
   routing_.setShape(info_.nranks, info_.nodes);
@@ -164,7 +170,9 @@ void Runner::emitHeader() {
   }
   if (context_.gpu) header["machine"]["gpu"] = context_.gpu->describe();
   header["times"] = timesOf();
-  header["limit"] = context_.gpu ? "not measured" : kHostLimit;
+  header["limit"] = context_.gpu ? gpuLimit_.text : kHostLimit;
+  header["wire"] =
+      gpuLimit_.between ? "bytes that the library writes to other ranks" : "bytes that the library writes per rank";
   header["nodes"] = info_.nodes;
   header["transport"] = info_.transport;
   header["path"] = nameOf(static_cast<moePath_t>(info_.path));
@@ -304,8 +312,10 @@ void Runner::addRates(const RowMeasures& mine, Json* row) {
   double copies = sum(static_cast<double>(mine.copies));
   double tokens = sum(static_cast<double>(mine.tokens));
   (*row)["copies_per_token"] = tokens > 0 ? copies / tokens : 0.0;
-  double bytes[] = {sum(static_cast<double>(mine.dispatchBytes)) / calls,
-                    sum(static_cast<double>(mine.combineBytes)) / calls};
+  // What stays on a GPU does not use what connects them.
+  bool away = gpuLimit_.between;
+  double bytes[] = {sum(static_cast<double>(away ? mine.dispatchAway : mine.dispatchBytes)) / calls,
+                    sum(static_cast<double>(away ? mine.combineAway : mine.combineBytes)) / calls};
   double payload[] = {
       static_cast<double>(data_.rowBytes() + data_.scaleBytes()),
       static_cast<double>(options_.hidden) * static_cast<double>(elementBytes(options_.combineDtype()))};
@@ -314,7 +324,7 @@ void Runner::addRates(const RowMeasures& mine, Json* row) {
     if (!row->contains(names[i])) continue;
     Json& part = (*row)[names[i]];
     double us = part["p50_us"];
-    double limit = copyLimit_ ? copyLimit_->measure(std::llround(bytes[i])) : 0;
+    double limit = copyLimit_ ? copyLimit_->measure(std::llround(bytes[i])) : gpuLimit_.gbs;
     double wire = us > 0 ? bytes[i] / us / 1e3 : 0;
     part["wire_bytes_per_rank"] = bytes[i];
     part["algbw_gbs"] = us > 0 ? (*row)["rows_busiest_mean"].get<double>() * payload[i] / us / 1e3 : 0;
