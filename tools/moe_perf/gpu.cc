@@ -101,10 +101,22 @@ class CudaGpu : public Gpu {
     synchronize();
   }
 
+  void* allocateHost(int64_t bytes) override {
+    void* memory = nullptr;
+    check(cudaHostAlloc(&memory, static_cast<size_t>(bytes), cudaHostAllocDefault), "cudaHostAlloc");
+    return memory;
+  }
+
+  void releaseHost(void* memory) override { cudaFreeHost(memory); }
+
   void copyOut(void* host, const void* device, int64_t bytes) override {
+    enqueueCopyOut(host, device, bytes);
+    synchronize();
+  }
+
+  void enqueueCopyOut(void* host, const void* device, int64_t bytes) override {
     check(cudaMemcpyAsync(host, device, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, stream_.get()),
           "cudaMemcpyAsync from the GPU");
-    synchronize();
   }
 
   void copyRowsOut(void* host, int64_t hostStride, const void* device, int64_t deviceStride, int64_t rowBytes,
@@ -153,6 +165,13 @@ class CudaGpu : public Gpu {
   }
 
   void synchronize() override { check(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize"); }
+
+  bool idle() override {
+    cudaError_t error = cudaStreamQuery(stream_.get());
+    if (error == cudaErrorNotReady) return false;
+    check(error, "cudaStreamQuery");
+    return true;
+  }
 
   bool reachDevice(int device) override {
     if (device == device_) return true;

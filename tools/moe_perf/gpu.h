@@ -51,6 +51,9 @@ class Gpu {
   virtual void* allocate(int64_t bytes) = 0;
   // Waits for the whole GPU, so never behind a closed gate.
   virtual void release(void* memory) = 0;
+  // Pinned, so that copies into it are cheap.
+  virtual void* allocateHost(int64_t bytes) = 0;
+  virtual void releaseHost(void* memory) = 0;
   // These complete before they return.
   virtual void copyIn(void* device, const void* host, int64_t bytes) = 0;
   virtual void copyOut(void* host, const void* device, int64_t bytes) = 0;
@@ -68,6 +71,8 @@ class Gpu {
   virtual void mark(size_t index) = 0;
   virtual double microsecondsBetween(size_t from, size_t to) = 0;
   virtual void synchronize() = 0;
+  virtual bool idle() = 0;
+  virtual void enqueueCopyOut(void* host, const void* device, int64_t bytes) = 0;
 
   // Other ranks' memory. False or nullptr: it cannot be reached from here.
   virtual bool reachDevice(int device) = 0;  // memory of this process

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-#include <cuda_fp8.h>
-
+#include "elements.cuh"
 #include "gpu_kernels.h"
 #include "numbers.h"
 
@@ -26,26 +23,6 @@ __global__ void gateKernel(const volatile uint32_t* opened, uint32_t turn) {
   }
 }
 
-__device__ float decode(int32_t type, const std::byte* row, int64_t i) {
-  switch (type) {
-    case moeFloat32: return reinterpret_cast<const float*>(row)[i];
-    case moeFloat16: return __half2float(reinterpret_cast<const __half*>(row)[i]);
-    case moeFloat8e4m3: {
-      auto code = static_cast<__nv_fp8_storage_t>(row[i]);
-      return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3)));
-    }
-    default: return __bfloat162float(reinterpret_cast<const __nv_bfloat16*>(row)[i]);
-  }
-}
-
-__device__ void encode(int32_t type, std::byte* row, int64_t i, float value) {
-  switch (type) {
-    case moeFloat32: reinterpret_cast<float*>(row)[i] = value; break;
-    case moeFloat16: reinterpret_cast<__half*>(row)[i] = __float2half_rn(value); break;
-    default: reinterpret_cast<__nv_bfloat16*>(row)[i] = __float2bfloat16_rn(value);
-  }
-}
-
 __device__ float factorOf(const ExpertRows& job, int64_t row) {
   if (!job.weights) return 1.0f;
   float sum = 0;
@@ -64,9 +41,9 @@ __global__ void expertKernel(ExpertRows job) {
     const std::byte* input = job.input + row * job.inputStride;
     const auto* scales = reinterpret_cast<const float*>(job.scales + row * job.scaleStride);
     for (int64_t i = threadIdx.x; i < job.elements; i += blockDim.x) {
-      float value = decode(job.type, input, i);
+      float value = decodeElement(job.type, input, i);
       if (job.type == moeFloat8e4m3) value = __fmul_rn(value, scales[i / kScaleGroup]);
-      encode(job.combineType, job.output + row * job.outputStride, i, __fmul_rn(value, factor));
+      encodeElement(job.combineType, job.output + row * job.outputStride, i, __fmul_rn(value, factor));
     }
   }
 }

@@ -4,11 +4,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <functional>
-#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "machine.h"
 #include "text.h"
 
 namespace moe::perf {
@@ -34,12 +33,6 @@ struct Offer {
     return offer;
   }
 };
-
-double hostNumber() {
-  char name[256] = {};
-  gethostname(name, sizeof name - 1);
-  return static_cast<double>(std::hash<std::string_view>()(name) >> 16);
-}
 
 // The memory of one measurement, and the way to the next rank's.
 class CopyPair {

@@ -32,6 +32,7 @@ constexpr Name<moeBackend_t> kBackends[] = {
     {"auto", moeBackendAuto}, {"host", moeBackendHost}, {"cuda", moeBackendCuda}};
 constexpr Name<moePath_t> kPaths[] = {{"auto", moePathAuto}, {"direct", moePathDirect}};
 constexpr Name<Op> kOps[] = {{"roundtrip", Op::kRoundtrip}, {"dispatch", Op::kDispatch}, {"combine", Op::kCombine}};
+constexpr Name<BaselineKind> kBaselines[] = {{"none", BaselineKind::kNone}, {"nccl", BaselineKind::kNccl}};
 constexpr Name<RoutingKind> kRoutings[] = {
     {"uniform", RoutingKind::kUniform}, {"zipf", RoutingKind::kZipf},     {"node-limited", RoutingKind::kNodeLimited},
     {"same", RoutingKind::kSame},       {"masked", RoutingKind::kMasked}, {"last", RoutingKind::kLast},
@@ -50,7 +51,7 @@ const std::vector<Later>& laterOptions() {
       {"--graph", {}, {}},
       {"--halves", {}, {}},
       {"--slots", {"auto", "expert", "rank"}, {"auto"}},
-      {"--baseline", {"none", "nccl", "mpi"}, {"none"}},
+      {"--baseline", {"none", "nccl", "mpi"}, {"none", "nccl"}},
       {"--nodes", {}, {"0", "1"}},
       {"--transport", {"auto", "tcp", "verbs"}, {"auto"}},
       {"--path", {"auto", "direct", "hybrid", "low-latency", "bounded", "pull"}, {"auto", "direct"}},
@@ -146,11 +147,12 @@ void parseStall(const std::string& text, Options* options) {
 
 // The texts of options that are parsed further once CLI11 has split the command line.
 struct Texts {
-  std::string dtype = "bf16", layout = "rank", ids = "int64", backend = "auto", path = "auto", op = "roundtrip";
+  std::string dtype = "bf16", layout = "rank", ids = "int64", backend = "auto", path = "auto", op = "roundtrip",
+              baseline = "none";
   std::string routing = "uniform", stall;
   int check = 1;
   int gpus = 1;
-  // By the index of laterOptions(); --path is in both.
+  // By the index of laterOptions(); --path and --baseline are in both.
   std::vector<std::string> later = std::vector<std::string>(laterOptions().size());
 };
 
@@ -191,13 +193,15 @@ void declareChoices(CLI::App& app, Options& o, Texts& t) {
   app.add_option("--seed", o.seed, "of tokens and routing (1)");
   app.add_option("--json", o.json, "write everything to this file as JSON; - is stdout, and text then goes to stderr");
   app.add_option("--stall", t.stall, "RANK:MS: that rank sleeps before each call; its sleep is part of the times");
+  app.add_option("--baseline", t.baseline,
+                 "none, or nccl: the same layer through NCCL too, with rows of its own (none)");
   app.add_flag("--corrupt", o.corrupt, "flip one bit of one received row before its check, which must then fail");
   app.add_flag("--deterministic", o.deterministic, "fixed row order; rows of this version always come in one");
   app.add_flag("--version", o.version, "print the versions and exit");
   for (size_t i = 0; i < laterOptions().size(); ++i) {
     const Later& later = laterOptions()[i];
     std::string name = later.option;
-    if (name == "--path") continue;
+    if (name == "--path" || name == "--baseline") continue;
     bool flag = name == "--graph" || name == "--halves";
     CLI::Option* option =
         flag ? app.add_flag_callback(
@@ -212,7 +216,8 @@ void declareChoices(CLI::App& app, Options& o, Texts& t) {
 void refuseLater(const Texts& texts) {
   for (size_t i = 0; i < laterOptions().size(); ++i) {
     const Later& later = laterOptions()[i];
-    std::string value = std::string(later.option) == "--path" ? texts.path : texts.later[i];
+    std::string name = later.option;
+    std::string value = name == "--path" ? texts.path : name == "--baseline" ? texts.baseline : texts.later[i];
     if (value.empty()) continue;
     auto among = [&](const std::vector<std::string>& list) {
       return std::find(list.begin(), list.end(), hyphens(value)) != list.end();
@@ -251,6 +256,12 @@ void checkRanges(const Options& o) {
   requireRange<int64_t>("--max-tokens", o.maxTokens, 0, kMaxTokens);
   if (o.maxTokens > 0 && o.last > o.maxTokens) {
     usage("--max-tokens ", o.maxTokens, ": must not be smaller than -e ", o.last);
+  }
+  if (o.baseline == BaselineKind::kNccl && o.layout != moeLayoutRank) {
+    usage("--baseline nccl: has only --layout rank");
+  }
+  if (o.baseline == BaselineKind::kNccl && o.backend == moeBackendHost) {
+    usage("--baseline nccl: NCCL needs GPUs; leave out --backend host");
   }
   requireRange("--timeout-ms", o.timeoutMs, 1, 3600000);
   if (o.corrupt && !o.check) usage("--corrupt needs the check: leave out -c 0");
@@ -322,6 +333,7 @@ Options parseOptions(const std::vector<std::string>& arguments) {
   o.backend = parseName("--backend", t.backend, kBackends);
   o.path = parseName("--path", t.path, kPaths);
   o.op = parseName("--op", t.op, kOps);
+  o.baseline = parseName("--baseline", t.baseline, kBaselines);
   o.routing = parseRouting(t.routing);
   if (app.count("--stall")) parseStall(t.stall, &o);
   requireRange("-c", t.check, 0, 1);
@@ -352,6 +364,7 @@ const char* nameOf(moeIdType_t value) { return textOf(value, kIdTypes); }
 const char* nameOf(moeBackend_t value) { return textOf(value, kBackends); }
 const char* nameOf(moePath_t value) { return textOf(value, kPaths); }
 const char* nameOf(Op value) { return textOf(value, kOps); }
+const char* nameOf(BaselineKind value) { return textOf(value, kBaselines); }
 
 std::string nameOf(const RoutingSpec& routing) {
   std::string name = textOf(routing.kind, kRoutings);

@@ -12,6 +12,8 @@ namespace moe::perf {
 
 enum class Op { kRoundtrip, kDispatch, kCombine };
 
+enum class BaselineKind { kNone, kNccl };
+
 enum class RoutingKind { kUniform, kZipf, kNodeLimited, kSame, kMasked, kLast, kFile };
 
 struct RoutingSpec {
@@ -52,6 +54,7 @@ struct Options {
   int stallRank = -1;
   int stallMs = 0;
   bool corrupt = false;
+  BaselineKind baseline = BaselineKind::kNone;
   bool deterministic = false;
 
   // Set when the command line asks for a text in place of a run.
@@ -79,6 +82,7 @@ const char* nameOf(moeIdType_t value);
 const char* nameOf(moeBackend_t value);
 const char* nameOf(moePath_t value);
 const char* nameOf(Op value);
+const char* nameOf(BaselineKind value);
 std::string nameOf(const RoutingSpec& routing);
 
 }  // namespace moe::perf

@@ -6,7 +6,6 @@
 #include <exception>
 #include <thread>
 
-#include "machine.h"
 #include "text.h"
 
 namespace moe::perf {
@@ -14,9 +13,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Inputs of all ranks together, so that no call finds its tokens in a cache.
-constexpr int64_t kColdBytes = int64_t{128} << 20;
-constexpr int64_t kMaxSets = 4096;
 // Rows past the expected ones that are poisoned too, to see what a call writes there.
 constexpr int64_t kPoisonSlack = 16;
 
@@ -27,7 +23,13 @@ double microseconds(Clock::time_point from, Clock::time_point to) {
 }  // namespace
 
 RowRun::RowRun(RunContext& context, moeComm_t comm, const moeInfo_t& info, int64_t tokens, int64_t maxTokens)
-    : context_(context), options_(context.options), comm_(comm), info_(info), tokens_(tokens), maxTokens_(maxTokens) {
+    : context_(context),
+      options_(context.options),
+      comm_(comm),
+      info_(info),
+      tokens_(tokens),
+      maxTokens_(maxTokens),
+      inputs_(context, info.rank, info.nranks, tokens) {
   shape_.ranks = info.nranks;
   shape_.experts = options_.experts;
   shape_.topk = options_.topk;
@@ -37,7 +39,7 @@ RowRun::RowRun(RunContext& context, moeComm_t comm, const moeInfo_t& info, int64
   if (options_.layout == moeLayoutExpertPadded && options_.budget == 0) shape_.capacity = info.nranks * maxTokens;
   if (options_.views()) shape_.viewRows = maxTokens;
   values_.resize(static_cast<size_t>(options_.hidden));
-  makeInputs();
+  measures_.inputSets = inputs_.sets();
   makeOutputs();
   bindReceive();
   bindReceived();
@@ -52,52 +54,6 @@ RowRun::~RowRun() {
     context_.gpu->openGate();
   }
   moeHandleDestroy(handle_);
-}
-
-int64_t RowRun::chooseSets() const {
-  int64_t setBytes = tokens_ * (context_.data.rowBytes() + context_.data.scaleBytes());
-  if (setBytes == 0) return 2;
-  // Ranks on the host share a cache; a GPU's has its own.
-  if (context_.gpu) {
-    int64_t calls = int64_t{2} * options_.iterations + options_.warmups + 1;
-    return std::clamp<int64_t>(kColdBytes / setBytes + 1, 2, std::clamp<int64_t>(calls, 2, kMaxSets));
-  }
-  int64_t total = std::min(kColdBytes, availableMemory() / 8);
-  int64_t sets = std::clamp<int64_t>(total / (setBytes * info_.nranks) + 1, 2, kMaxSets);
-  // All ranks must send the same set in the same call, and each sees another amount of free memory.
-  for (const auto& rank : context_.team.gather({static_cast<double>(sets)})) {
-    sets = std::min(sets, static_cast<int64_t>(rank[0]));
-  }
-  return sets;
-}
-
-void RowRun::makeInputs() {
-  const TokenData& data = context_.data;
-  sets_ = chooseSets();
-  int64_t entries = sets_ * tokens_ * options_.topk;
-  inputs_ = Array(sets_ * tokens_ * data.rowBytes(), context_.gpu);
-  scaleInputs_ = Array(sets_ * tokens_ * data.scaleBytes(), context_.gpu);
-  inputIds_ = Array(entries * (options_.ids == moeInt32 ? 4 : 8), context_.gpu);
-  inputWeights_ = Array(entries * 4, context_.gpu);
-  for (int64_t set = 0; set < sets_; ++set) {
-    int64_t first = set * tokens_;
-    for (int64_t token = 0; token < tokens_; ++token) {
-      TokenId id{set, info_.rank, token};
-      data.fillRow(id, inputs_.host() + (first + token) * data.rowBytes());
-      if (data.scaleCount() > 0)
-        data.fillScales(id, scaleInputs_.hostAs<float>() + (first + token) * data.scaleCount());
-    }
-    Routes routes = context_.routing.route(set, info_.rank, tokens_);
-    std::copy(routes.weights.begin(), routes.weights.end(), inputWeights_.hostAs<float>() + first * options_.topk);
-    if (options_.ids == moeInt32) {
-      std::transform(routes.ids.begin(), routes.ids.end(), inputIds_.hostAs<int32_t>() + first * options_.topk,
-                     [](int64_t id) { return static_cast<int32_t>(id); });
-    } else {
-      std::copy(routes.ids.begin(), routes.ids.end(), inputIds_.hostAs<int64_t>() + first * options_.topk);
-    }
-  }
-  for (const Array* array : {&inputs_, &scaleInputs_, &inputIds_, &inputWeights_}) array->push();
-  measures_.inputSets = sets_;
 }
 
 // Worst-case outputs are reserved only; on the host, what calls and poison touch takes up memory.
@@ -200,9 +156,9 @@ void RowRun::poison(const ExpectedReceive& expected) {
 RowMeasures RowRun::run() {
   if (context_.gpu) return runOnGpu();
   int64_t call = 0;
-  for (int i = 0; i < options_.warmups; ++i) iterate(call++ % sets_, false, options_.check);
+  for (int i = 0; i < options_.warmups; ++i) iterate(call++ % inputs_.sets(), false, options_.check);
   for (int i = 0; i < options_.iterations; ++i) {
-    iterate(call++ % sets_, true, options_.check && i + 1 == options_.iterations);
+    iterate(call++ % inputs_.sets(), true, options_.check && i + 1 == options_.iterations);
   }
   return std::move(measures_);
 }
@@ -269,19 +225,17 @@ void RowRun::stall() const {
 
 void RowRun::dispatch(int64_t set) {
   const TokenData& data = context_.data;
-  int64_t first = set * tokens_;
-  int64_t entry = first * options_.topk;
   int sides = data.scaleCount() > 0 ? 1 : 0;
-  moeRows_t inputs[2] = {{inputs_.device() + first * data.rowBytes(), data.rowBytes(), 0, moeRoleTokens, 0}, {}};
-  if (sides) inputs[1] = {scaleInputs_.device() + first * data.scaleBytes(), data.scaleBytes(), 0, moeRoleScales, 0};
+  moeRows_t inputs[2] = {{inputs_.rows(set), data.rowBytes(), 0, moeRoleTokens, 0}, {}};
+  if (sides) inputs[1] = {inputs_.scales(set), data.scaleBytes(), 0, moeRoleScales, 0};
   moeDispatchArgs_t args = MOE_DISPATCH_ARGS_INIT;
   args.numTokens = tokens_;
   args.topk = options_.topk;
   args.idType = options_.ids;
   // A rank without tokens passes no pointers, as callers do.
   if (tokens_ > 0) {
-    args.ids = inputIds_.device() + entry * (options_.ids == moeInt32 ? 4 : 8);
-    args.weights = inputWeights_.deviceAs<float>() + entry;
+    args.ids = inputs_.ids(set);
+    args.weights = inputs_.weights(set);
     args.inputs = inputs;
     args.numInputs = 1 + sides;
   }

@@ -9,6 +9,7 @@
 #include "array.h"
 #include "check.h"
 #include "gpu.h"
+#include "inputs.h"
 #include "memory.h"
 #include "moe.h"
 #include "numbers.h"
@@ -18,16 +19,6 @@
 #include "team.h"
 
 namespace moe::perf {
-
-// What stays the same from row to row.
-struct RunContext {
-  const Options& options;
-  const Routing& routing;
-  const TokenData& data;
-  Team& team;
-  Gpu* gpu = nullptr;           // nullptr: ranks on the host
-  bool corruptPending = false;  // --corrupt has not found its row yet; equal on all ranks
-};
 
 // What this rank measured; vectors have one entry per timed iteration.
 struct RowMeasures {
@@ -66,8 +57,6 @@ class RowRun {
     bool check;  // the last one
   };
 
-  int64_t chooseSets() const;
-  void makeInputs();
   void makeOutputs();
   void bindReceive();
   void bindReceived();
@@ -111,10 +100,10 @@ class RowRun {
   int64_t maxTokens_;
   Shape shape_;
   moeHandle_t handle_ = nullptr;
-  int64_t sets_ = 0;
   int64_t rowCapacity_ = 0;  // rows that the outputs hold
   std::vector<Routes> inputRoutes_;
-  Array handleMemory_, inputs_, scaleInputs_, inputIds_, inputWeights_;
+  Inputs inputs_;
+  Array handleMemory_;
   Array rows_, scaleRows_, ids_, weights_, sources_, rowExperts_, rankCounts_, rankOffsets_, expertCounts_,
       expertOffsets_, sizes_, expertRows_, combined_;
   Buffer viewCopy_, viewScalesCopy_;  // GPU: on the host

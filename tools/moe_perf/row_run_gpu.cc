@@ -59,7 +59,7 @@ void RowRun::complete() {
 }
 
 void RowRun::runBatch(const Batch& batch) {
-  int64_t set = (batch.firstCall + batch.lead + batch.count - 1) % sets_;
+  int64_t set = (batch.firstCall + batch.lead + batch.count - 1) % inputs_.sets();
   std::vector<Routes> routes;
   ExpectedReceive expected;
   if (batch.check) expect(set, &routes, &expected);
@@ -90,7 +90,7 @@ void RowRun::enqueue(const Batch& batch, bool lastCombines) {
     receive_.sizes = sizes_.deviceAs<moeSizes_t>() + i;
     gpu.mark(mark);
     Clock::time_point start = Clock::now();
-    dispatch((batch.firstCall + i) % sets_);
+    dispatch((batch.firstCall + i) % inputs_.sets());
     if (timed) measures_.dispatchHostUs.push_back(microsecondsSince(start));
     gpu.mark(mark + 1);
     if (options_.op == Op::kDispatch || (i + 1 == calls && !lastCombines)) continue;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "baseline.h"
 #include "gpu.h"
 #include "gpu_limit.h"
 #include "machine.h"
@@ -106,7 +107,9 @@ class Runner {
   Json outputOf() const;
   std::string timesOf() const;
   void runRow(int64_t tokens, int64_t maxTokens);
-  Json gatherRow(int64_t tokens, const RowMeasures& mine);
+  void runBaseline(int64_t tokens);
+  void noteWrongRows(const char* whose, int64_t tokens, const RowMeasures& mine);
+  Json gatherRow(int64_t tokens, const RowMeasures& mine, int64_t recordBytes);
   void addRates(const RowMeasures& mine, Json* row);
   void gatherFaults(const RowMeasures& mine, Json* row);
 
@@ -119,6 +122,7 @@ class Runner {
   RunContext context_;
   GpuLimit gpuLimit_;
   std::optional<CopyLimit> copyLimit_;  // on the host
+  std::unique_ptr<Baseline> baseline_;
   Comm comm_{nullptr};
   moeInfo_t info_ = MOE_INFO_INIT;
   bool right_ = true;
@@ -147,6 +151,7 @@ void Runner::join(int64_t maxTokens) {
   if (options_.stallRank >= info_.nranks)
     usage("--stall: there is no rank ", options_.stallRank, " among ", info_.nranks);
   routing_.setShape(info_.nranks, info_.nodes);
+  if (options_.baseline == BaselineKind::kNccl) baseline_ = makeNcclBaseline(context_, info_);
   emitHeader();
 }
 
@@ -180,6 +185,7 @@ void Runner::emitHeader() {
   header["routing"] = routing_.describe(options_.last);
   header["output"] = outputOf();
   header["model"] = modelOf();
+  if (baseline_) header["baseline"] = baseline_->describe();
   header["input_sets"] = "rotated, so that calls find their tokens out of the cache";
   world_.emit(header);
 }
@@ -231,6 +237,7 @@ bool Runner::run() {
     if (options_.maxTokens == 0 || comm_.get() == nullptr) join(maxTokens);
     if (team_.rank() == 0) world_.emit({{"kind", "progress"}, {"text", cat(tokens, " tokens per rank ...")}});
     runRow(tokens, maxTokens);
+    if (baseline_) runBaseline(tokens);
     team_.barrier();
   }
   if (context_.corruptPending) {
@@ -247,12 +254,7 @@ void Runner::runRow(int64_t tokens, int64_t maxTokens) {
     RowRun row(context_, comm_.get(), info_, tokens, maxTokens);
     mine = row.run();
   }
-  if (mine.verdict.wrongRows() > 0) {
-    world_.emit(
-        {{"kind", "note"},
-         {"text", cat(mine.verdict.wrongRows(), mine.verdict.wrongRows() == 1 ? " wrong row at " : " wrong rows at ",
-                      tokens, " tokens per rank; the first: ", mine.verdict.first())}});
-  }
+  noteWrongRows("", tokens, mine);
   if (mine.overflowed > 0) {
     bool padded = options_.layout == moeLayoutExpertPadded;
     std::string text =
@@ -261,12 +263,32 @@ void Runner::runRow(int64_t tokens, int64_t maxTokens) {
             " would have held everything: pass --budget ", mine.requiredRows, padded ? "" : " or --exact");
     world_.emit({{"kind", "note"}, {"text", text}});
   }
-  Json row = gatherRow(tokens, mine);
+  Json row = gatherRow(tokens, mine, info_.recordBytes);
+  row["path"] = nameOf(static_cast<moePath_t>(info_.path));
+  row["window_bytes"] = info_.windowBytes;
+  row["workspace_bytes"] = info_.workspaceBytes;
   if (team_.rank() == 0) world_.emit(row);
 }
 
+void Runner::runBaseline(int64_t tokens) {
+  RowMeasures mine = baseline_->run(tokens);
+  noteWrongRows("of the baseline ", tokens, mine);
+  Json row = gatherRow(tokens, mine, baseline_->recordBytes());
+  row["path"] = nameOf(options_.baseline);
+  row["baseline"] = true;
+  if (team_.rank() == 0) world_.emit(row);
+}
+
+void Runner::noteWrongRows(const char* whose, int64_t tokens, const RowMeasures& mine) {
+  int64_t wrong = mine.verdict.wrongRows();
+  if (wrong == 0) return;
+  world_.emit({{"kind", "note"},
+               {"text", cat(wrong, wrong == 1 ? " wrong row " : " wrong rows ", whose, "at ", tokens,
+                            " tokens per rank; the first: ", mine.verdict.first())}});
+}
+
 // The row as all ranks know it afterwards. Collective.
-Json Runner::gatherRow(int64_t tokens, const RowMeasures& mine) {
+Json Runner::gatherRow(int64_t tokens, const RowMeasures& mine, int64_t recordBytes) {
   Json row;
   row["kind"] = "row";
   row["tokens"] = tokens;
@@ -295,9 +317,7 @@ Json Runner::gatherRow(int64_t tokens, const RowMeasures& mine) {
   addRates(mine, &row);
   gatherFaults(mine, &row);
   row["input_sets"] = mine.inputSets;
-  row["window_bytes"] = info_.windowBytes;
-  row["workspace_bytes"] = info_.workspaceBytes;
-  row["record_bytes"] = info_.recordBytes;
+  row["record_bytes"] = recordBytes;
   return row;
 }
 
