@@ -40,6 +40,8 @@ endforeach()
 set_target_properties(moecl PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}
   LINK_DEPENDS ${PROJECT_SOURCE_DIR}/src/moecl.map INSTALL_RPATH "")
 set_target_properties(moecl_static PROPERTIES EXPORT_NAME static)
+# The rendezvous thread and OpenSSL's exit handlers must still find their code after a dlclose.
+target_link_options(moecl PRIVATE -Wl,-z,nodelete)
 target_link_options(moecl PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/src/moecl.map)
 if(NOT MOE_SANITIZE)
   # Sanitizer run times may be left for the program to bring.

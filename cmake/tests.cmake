@@ -57,6 +57,8 @@ foreach(source IN LISTS c_sources)
   target_link_libraries(${name} PRIVATE moecl Threads::Threads ${CMAKE_DL_LIBS})
   moe_add_test(${name} c ${name})
 endforeach()
+# It expects a launcher: here, one that starts one rank.
+set_tests_properties(c.hello PROPERTIES ENVIRONMENT "RANK=0;WORLD_SIZE=1;LOCAL_WORLD_SIZE=1")
 
 # Scripts drive the tools and check the tree. They measure time and start processes, so nothing runs beside them. What
 # they start does not inherit MOE_BIN and MOE_SOURCE: the library would warn of settings that it does not know.

@@ -211,8 +211,7 @@ void Comm::requireReady() {
     if (!outcome.ok) settle(outcome, "operation");
   }
   if (!states_->anyLost()) return;
-  Failure failure{};
-  failure.code = check(rank_, &failure.peer);
+  Failure failure = trouble();
   if (failure.code != moeSuccess) {
     breakWith(static_cast<moeResult_t>(failure.code), describe(failure, "communicator"));
   }
@@ -234,9 +233,7 @@ moeResult_t Comm::lookForTrouble(std::string* text) {
   try {
     settle(backend_->poll(), "operation");
     if (!states_->anyLost()) return moeSuccess;
-    Failure failure{};
-    failure.peer = rank_;
-    failure.code = check(rank_, &failure.peer);
+    Failure failure = trouble();
     if (failure.code == moeSuccess) return moeSuccess;
     *text = describe(failure, "communicator");
     return static_cast<moeResult_t>(failure.code);
@@ -269,25 +266,31 @@ void Comm::finalize() {
   transport_->announce(aborted_.load(std::memory_order_acquire) ? PeerState::kAborted : PeerState::kLeft);
 }
 
-int32_t Comm::check(int peer, int* culprit) {
-  if (aborted_.load(std::memory_order_acquire)) {
-    *culprit = rank_;
-    return moeAborted;
-  }
-  bool left = states_->get(peer) != PeerState::kAlive;
-  if (!left && !states_->anyLost()) return moeSuccess;
-  // When a rank dies, others may fail and leave in turn; the one to name is the dead one.
+int32_t Comm::check(int peer) {
+  if (aborted_.load(std::memory_order_acquire)) return moeAborted;
+  return states_->get(peer) != PeerState::kAlive || states_->anyLost() ? moeRankLost : moeSuccess;
+}
+
+// When a rank dies, others may fail and leave in turn; the one to name is the dead one.
+int Comm::blame(int peer) {
+  if (aborted_.load(std::memory_order_acquire)) return rank_;
   Deadline grace = Deadline::in(kDeathGrace);
   int worst = peer;
   while (true) {
     for (int rank = 0; rank < nranks_; ++rank) {
       if (states_->get(rank) > states_->get(worst)) worst = rank;
     }
-    if (states_->get(worst) == PeerState::kDead || grace.passed()) break;
+    if (states_->get(worst) == PeerState::kDead || grace.passed()) return worst;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  *culprit = worst;
-  return moeRankLost;
+}
+
+// A lost rank or an abort that no operation has met yet; code moeSuccess if there is none.
+Failure Comm::trouble() {
+  Failure failure{};
+  failure.code = check(rank_);
+  if (failure.code != moeSuccess) failure.peer = blame(rank_);
+  return failure;
 }
 
 std::string Comm::describe(const Failure& failure, const char* operation) const {

@@ -60,7 +60,9 @@ class Comm : private WaitGuard {
   std::vector<uint64_t> pendingHalves;
 
  private:
-  int32_t check(int peer, int* culprit) override;
+  int32_t check(int peer) override;
+  int blame(int peer) override;
+  Failure trouble();
   std::chrono::milliseconds patience() const override { return std::chrono::milliseconds(config_.timeoutMs); }
 
   void initialize();

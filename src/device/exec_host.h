@@ -36,8 +36,10 @@ class HostBarrier {
 class WaitGuard {
  public:
   virtual ~WaitGuard() = default;
-  // moeSuccess to go on waiting for `peer`; else the reason to stop, with *culprit set to the rank concerned.
-  virtual int32_t check(int peer, int* culprit) = 0;
+  // moeSuccess to go on waiting for `peer`; else the reason to stop.
+  virtual int32_t check(int peer) = 0;
+  // The rank to name after check() said stop. May take its time.
+  virtual int blame(int peer) = 0;
   // The longest that one wait may take.
   virtual std::chrono::milliseconds patience() const = 0;
 };
