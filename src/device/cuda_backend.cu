@@ -39,6 +39,9 @@ class OnDevice {
   bool changed_ = false;
 };
 
+// A few rows' parts of 1 KiB and more: small enough for many warps, large enough for the copy engine.
+constexpr int64_t kReduceStageBytes = 8192;
+
 // How the work of an operation is spread.
 struct Spread {
   int send, receive;  // blocks
@@ -135,7 +138,10 @@ class CudaBackend : public Backend {
     const Shape& shape = args.common.layout.shape;
     CombineLaunch launch{args, {}};
     int64_t item = ReduceItem::bytes(shape.topk);
-    int warps = planWarps(&launch.grid, shape.expertLayout() ? 0 : shape.combineRowBytes, item);
+    // In expert layouts nothing is carried; a stage holds a part of each of a token's rows.
+    int64_t stage =
+        shape.expertLayout() ? std::max<int64_t>(kReduceStageBytes, 512 * int64_t{shape.topk}) : shape.combineRowBytes;
+    int warps = planWarps(&launch.grid, stage, item);
     run(Kernel::kCombine, &launch, &launch.op.common, spreadOf(shape.expertLayout()), warps, stream);
     return {};
   }

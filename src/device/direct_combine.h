@@ -5,6 +5,7 @@
 
 #include "device/direct_receive.h"
 #include "device/epochs.h"
+#include "device/row_jobs.h"
 #include "device/window_view.h"
 
 namespace moe {
@@ -75,6 +76,11 @@ class SumJob : public PartialRows<X> {
   using PartialRows<X>::PartialRows;
 
   MOE_PROTOCOL int64_t itemBytes() const { return ReduceItem::bytes(this->shape_.topk); }
+  MOE_PROTOCOL int64_t mostSources() const { return this->shape_.topk; }
+  MOE_PROTOCOL bool wide() const {
+    const RowsIn& rows = this->a_.rows;
+    return (reinterpret_cast<uintptr_t>(rows.data) | static_cast<uintptr_t>(rows.stride | this->rowBytes())) % 16 == 0;
+  }
   MOE_PROTOCOL bool weighted() const { return this->a_.applyWeights; }
   MOE_PROTOCOL int32_t type() const { return this->shape_.combineType; }
   MOE_PROTOCOL int64_t elements() const { return this->shape_.hidden; }
@@ -175,6 +181,11 @@ class TokenJob {
   }
 
   MOE_PROTOCOL int64_t itemBytes() const { return ReduceItem::bytes(shape_.distinct); }
+  MOE_PROTOCOL int64_t mostSources() const { return shape_.distinct; }
+  MOE_PROTOCOL bool wide() const {
+    const RowsOut& out = a_.output;
+    return (reinterpret_cast<uintptr_t>(out.data) | static_cast<uintptr_t>(out.stride | rowBytes())) % 16 == 0;
+  }
   MOE_PROTOCOL bool weighted() const { return false; }
   MOE_PROTOCOL int32_t type() const { return shape_.combineType; }
   MOE_PROTOCOL int64_t elements() const { return shape_.hidden; }

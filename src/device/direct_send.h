@@ -8,6 +8,7 @@
 #pragma once
 
 #include "device/epochs.h"
+#include "device/row_jobs.h"
 #include "device/window_view.h"
 
 namespace moe {

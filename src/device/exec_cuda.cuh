@@ -42,6 +42,8 @@ struct DirectRow {
   __device__ void clear(std::byte* to, int64_t bytes) const;
 };
 
+struct ReducePart;
+
 class CudaExec {
  public:
   // All threads of the block. `shared`: warps() * grid.warpBytes.
@@ -101,6 +103,13 @@ class CudaExec {
   __device__ bool streamStaged(int64_t count, Job& job);
   template <class Job>
   __device__ bool streamDirect(int64_t count, Job& job);
+  template <class Job>
+  __device__ bool reduceStaged(int64_t count, Job& job);
+  template <class Job>
+  __device__ bool reduceDirect(int64_t count, Job& job);
+  __device__ void loadPart(ReduceItem& item, int stage, int64_t offset, int64_t bytes);
+  template <class Job>
+  __device__ void addPart(ReduceItem& item, int stage, ReducePart part, int64_t bytes, const Job& job);
   template <class Job>
   __device__ void stageRow(const std::byte* item, int stage, Job& job);
 

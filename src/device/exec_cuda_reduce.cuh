@@ -88,7 +88,7 @@ __device__ void addRow(ReduceItem& item, bool weighted, int64_t elements, int la
 }
 
 template <class Job>
-__device__ bool CudaExec::reduceRows(int64_t count, Job& job) {
+__device__ bool CudaExec::reduceDirect(int64_t count, Job& job) {
   for (int64_t i = 0; i < count; i += kRunRows) {
     if (!job.beginRun(*this, i, items(i))) return false;
     __syncwarp();
@@ -107,6 +107,141 @@ __device__ bool CudaExec::reduceRows(int64_t count, Job& job) {
     job.finishedRun(*this, i);
   }
   return true;
+}
+
+#if __CUDA_ARCH__ >= 900
+// A part of a row for which all sources' bytes fit into one stage, one source after the other.
+struct ReducePart {
+  int64_t row;
+  int64_t offset = 0;
+
+  __device__ int64_t bytes(const ReduceItem& item, int64_t rowBytes, int64_t stageBytes) const {
+    int64_t most = item.count > 1 ? stageBytes / item.count / 512 * 512 : stageBytes;
+    return smaller(rowBytes - offset, most);
+  }
+};
+
+// Moves the sources that are there to the front of the lists of a run's items.
+__device__ inline void compactSources(RunItems items, int lane) {
+  if (lane < kRunRows) {
+    auto* item = items.as<ReduceItem>(lane);
+    int64_t kept = 0;
+    for (int64_t s = 0; item->result && s < item->count; ++s) {
+      if (item->sources()[s].row) item->sources()[kept++] = item->sources()[s];
+    }
+    item->count = kept;
+  }
+  __syncwarp();
+}
+
+template <class Number>
+__device__ void addStaged(ReduceItem& item, const std::byte* stage, ReducePart part, int64_t bytes, bool weighted,
+                          int lane) {
+  constexpr int kCount = Vector<Number>::kCount;
+  for (int64_t at = lane * 16; at < bytes; at += 512) {
+    float sum[kCount];
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) sum[e] = 0;
+    for (int64_t s = 0; s < item.count; ++s) {
+      auto loaded = *reinterpret_cast<const Vector<Number>*>(stage + s * bytes + at);
+      float weight = weighted ? item.sources()[s].weight : 1.0f;
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) {
+        float product = __fmul_rn(weight, Number::load(loaded.values[e]));
+        sum[e] = s == 0 ? product : __fadd_rn(sum[e], product);
+      }
+    }
+    Vector<Number> result;
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) result.values[e] = Number::store(sum[e]);
+    *reinterpret_cast<int4*>(item.result + part.offset + at) = *reinterpret_cast<int4*>(&result);
+  }
+}
+
+// As streamStaged, with parts of rows in place of rows. Sums go straight from registers to their destination.
+template <class Job>
+__device__ bool CudaExec::reduceStaged(int64_t count, Job& job) {
+  ReducePart next{0}, ahead{0};
+  int loading = 0, adding = 0, inFlight = 0;
+  ptx::fenceProxyShared();
+  __syncwarp();
+  while (next.row < count) {
+    while (ahead.row < count && inFlight < grid_.stages - 1 && ahead.row - next.row < kRunRows) {
+      if (ahead.offset == 0 && ahead.row % kRunRows == 0) {
+        __syncwarp();
+        if (!job.beginRun(*this, ahead.row, items(ahead.row))) {
+          for (; inFlight > 0; --inFlight) {
+            awaitStage(adding);
+            adding = adding + 1 == grid_.stages ? 0 : adding + 1;
+          }
+          return false;
+        }
+        __syncwarp();
+        compactSources(items(ahead.row), lane());
+      }
+      auto& item = *items(ahead.row).template as<ReduceItem>(ahead.row % kRunRows);
+      if (!item.result) {
+        ++ahead.row;
+        continue;
+      }
+      int64_t bytes = ahead.bytes(item, job.rowBytes(), grid_.stageBytes);
+      if (lane() == 0) loadPart(item, loading, ahead.offset, bytes);
+      loading = loading + 1 == grid_.stages ? 0 : loading + 1;
+      ++inFlight;
+      ahead.offset += bytes;
+      if (ahead.offset == job.rowBytes()) ahead = {ahead.row + 1};
+    }
+    auto& item = *items(next.row).template as<ReduceItem>(next.row % kRunRows);
+    if (item.result) {
+      int64_t bytes = next.bytes(item, job.rowBytes(), grid_.stageBytes);
+      awaitStage(adding);
+      addPart(item, adding, next, bytes, job);
+      // Lanes have read the stage; the copy engine may write it.
+      ptx::fenceProxyShared();
+      __syncwarp();
+      adding = adding + 1 == grid_.stages ? 0 : adding + 1;
+      --inFlight;
+      next.offset += bytes;
+      if (next.offset < job.rowBytes()) continue;
+    }
+    next = {next.row + 1};
+    if (next.row % kRunRows == 0) {
+      __syncwarp();
+      job.finishedRun(*this, next.row - kRunRows);
+    }
+  }
+  return true;
+}
+
+__device__ inline void CudaExec::loadPart(ReduceItem& item, int stage, int64_t offset, int64_t bytes) {
+  for (int64_t s = 0; s < item.count; ++s) {
+    ptx::barrierExpect(barriers_ + stage, static_cast<uint32_t>(bytes));
+    ptx::bulkLoad(stages_ + stage * grid_.stageBytes + s * bytes, item.sources()[s].row + offset,
+                  static_cast<uint32_t>(bytes), barriers_ + stage);
+  }
+  ptx::barrierArrive(barriers_ + stage);
+}
+
+template <class Job>
+__device__ void CudaExec::addPart(ReduceItem& item, int stage, ReducePart part, int64_t bytes, const Job& job) {
+  const std::byte* from = stages_ + stage * grid_.stageBytes;
+  if (job.type() == moeFloat32) {
+    addStaged<Float32>(item, from, part, bytes, job.weighted(), lane());
+  } else if (job.type() == moeFloat16) {
+    addStaged<Float16>(item, from, part, bytes, job.weighted(), lane());
+  } else {
+    addStaged<Bfloat16>(item, from, part, bytes, job.weighted(), lane());
+  }
+}
+#endif
+
+template <class Job>
+__device__ bool CudaExec::reduceRows(int64_t count, Job& job) {
+  if constexpr (ptx::kHasBulk) {
+    // A stage must hold at least 512 bytes of every source.
+    if (grid_.stages > 0 && job.wide() && grid_.stageBytes >= 512 * job.mostSources()) return reduceStaged(count, job);
+  }
+  return reduceDirect(count, job);
 }
 
 }  // namespace moe

@@ -18,6 +18,8 @@
 //
 // A reduce job adds rows: items are ReduceItems; beginRun and finishedRun as above, and
 //   int64_t itemBytes(); bool weighted(); int32_t type(); int64_t elements(); int64_t rowBytes()
+//   int64_t mostSources()          of one row
+//   bool wide()                    every row begins and ends on a multiple of 16 bytes
 #pragma once
 
 #include <cstddef>
