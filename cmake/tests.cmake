@@ -32,6 +32,9 @@ endfunction()
 
 # Unit tests link the objects: they look inside.
 file(GLOB_RECURSE unit_sources CONFIGURE_DEPENDS ${tests}/unit/*.cc)
+if(NOT MOE_CUDA_ENABLED)
+  list(FILTER unit_sources EXCLUDE REGEX "/tests/unit/transport/cuda_ipc/")
+endif()
 if(unit_sources)
   add_executable(moe_unit_tests ${unit_sources})
   target_include_directories(moe_unit_tests PRIVATE ${tests})
