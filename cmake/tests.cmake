@@ -42,6 +42,19 @@ if(unit_sources)
   moe_discover(moe_unit_tests unit)
 endif()
 
+# The transport between GPUs, once more without any: a stand-in takes the place of the driver.
+if(MOE_CUDA_ENABLED AND unit_sources)
+  add_library(simcuda SHARED ${tests}/simcuda/simcuda.cc)
+  target_include_directories(simcuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  set_target_properties(simcuda PROPERTIES OUTPUT_NAME cuda SOVERSION 1
+    LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/simcuda)
+  add_dependencies(moe_unit_tests simcuda)
+  set(with_simcuda ${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/simcuda)
+  moe_add_test(simcuda unit ${with_simcuda} $<TARGET_FILE:moe_unit_tests> --gtest_filter=*CudaIpc*)
+  moe_add_test(simcuda_shared_gpu unit ${with_simcuda} MOE_ALLOW_SHARED_GPU=1 $<TARGET_FILE:moe_unit_tests>
+    --gtest_filter=CudaIpc.ThreadsShareAGpuOnlyWhenAllowed)
+endif()
+
 # Conformance tests see what a user sees.
 file(GLOB_RECURSE conformance_sources CONFIGURE_DEPENDS ${tests}/conformance/*.cc)
 if(conformance_sources)

@@ -38,8 +38,8 @@ CopyQueue::~CopyQueue() {
     Gpu::Current current(*gpu_);
     gpu_->note(driver().streamDestroy(stream_), "cuStreamDestroy");
     gpu_->note(driver().memFreeHost(staging_), "cuMemFreeHost");
-  } catch (const Error& error) {
-    log(LogLevel::kWarn, error.text());
+  } catch (const std::exception& error) {
+    log(LogLevel::kWarn, error.what());
   }
 }
 

@@ -57,7 +57,7 @@ size_t wholeBytes(const Gpu& gpu, size_t bytes) {
 
 }  // namespace
 
-std::shared_ptr<DeviceMemory> DeviceMemory::create(std::shared_ptr<const Gpu> gpu, size_t bytes) {
+std::shared_ptr<DeviceMemory> DeviceMemory::create(const std::shared_ptr<const Gpu>& gpu, size_t bytes) {
   Gpu::Current current(*gpu);
   requireSharing(*gpu);
   std::shared_ptr<DeviceMemory> memory(new DeviceMemory(gpu, wholeBytes(*gpu, bytes)));
@@ -78,8 +78,8 @@ std::shared_ptr<DeviceMemory> DeviceMemory::create(std::shared_ptr<const Gpu> gp
   return memory;
 }
 
-std::shared_ptr<DeviceMemory> DeviceMemory::import(std::shared_ptr<const Gpu> gpu, const FileDescriptor& descriptor,
-                                                   size_t bytes) {
+std::shared_ptr<DeviceMemory> DeviceMemory::import(const std::shared_ptr<const Gpu>& gpu,
+                                                   const FileDescriptor& descriptor, size_t bytes) {
   Gpu::Current current(*gpu);
   size_t granularity = granularityOn(*gpu, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
   if (bytes == 0 || bytes > static_cast<size_t>(PTRDIFF_MAX) || bytes % granularity != 0) {

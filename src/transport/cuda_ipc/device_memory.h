@@ -16,10 +16,10 @@ class DeviceMemory {
  public:
   // On `gpu`, zeroed, of `bytes` rounded up to what the driver maps. Throws moeInvalidArgument for 0, moeOutOfMemory,
   // moeUnsupported when the GPU cannot share memory so, moeDeviceError.
-  static std::shared_ptr<DeviceMemory> create(std::shared_ptr<const Gpu> gpu, size_t bytes);
+  static std::shared_ptr<DeviceMemory> create(const std::shared_ptr<const Gpu>& gpu, size_t bytes);
   // Another process's, mapped for `gpu`. The descriptor is not needed any more afterwards. Throws moeMismatch when
   // `bytes` cannot be right, else as above.
-  static std::shared_ptr<DeviceMemory> import(std::shared_ptr<const Gpu> gpu, const FileDescriptor& descriptor,
+  static std::shared_ptr<DeviceMemory> import(const std::shared_ptr<const Gpu>& gpu, const FileDescriptor& descriptor,
                                               size_t bytes);
   ~DeviceMemory();
   DeviceMemory(const DeviceMemory&) = delete;
