@@ -46,7 +46,6 @@ struct Later {
 
 const std::vector<Later>& laterOptions() {
   static const std::vector<Later>& table = *new std::vector<Later>{
-      {"-g", {}, {}},
       {"--quant", {"none", "fp8", "fp8-ue8m0"}, {"none"}},
       {"--graph", {}, {}},
       {"--halves", {}, {}},
@@ -150,6 +149,7 @@ struct Texts {
   std::string dtype = "bf16", layout = "rank", ids = "int64", backend = "auto", path = "auto", op = "roundtrip";
   std::string routing = "uniform", stall;
   int check = 1;
+  int gpus = 1;
   // By the index of laterOptions(); --path is in both.
   std::vector<std::string> later = std::vector<std::string>(laterOptions().size());
 };
@@ -162,6 +162,9 @@ void declareSizes(CLI::App& app, Options& o, Texts& t) {
   app.add_option("-w", o.warmups, "warm-up iterations (5)");
   app.add_option("-c", t.check, "1: compare every received and every combined row with the oracle; 0: do not (1)");
   app.add_option("-p", o.processes, "ranks as processes that moe_perf starts");
+  app.add_option("-g", t.gpus,
+                 "ranks that each process drives as threads, each on a GPU of its own: -p P -g N makes P * N ranks. "
+                 "Without -p: as -t N");
   app.add_option("-t", o.threads,
                  "ranks as threads of one process. Without -p and -t: rank and size come from the "
                  "launcher's environment (torchrun, mpirun, srun)");
@@ -253,11 +256,19 @@ void checkRanges(const Options& o) {
   if (o.corrupt && !o.check) usage("--corrupt needs the check: leave out -c 0");
 }
 
-void checkLaunch(const CLI::App& app, const Options& o) {
+void takeLaunch(const CLI::App& app, int gpus, Options* options) {
+  Options& o = *options;
   if (app.count("-p") && app.count("-t")) usage("-p and -t exclude each other: leave one out");
+  if (app.count("-g") && app.count("-t")) usage("-g and -t exclude each other: leave one out");
   if (app.count("-p")) requireRange("-p", o.processes, 1, kMaxRanks);
   if (app.count("-t")) requireRange("-t", o.threads, 1, kMaxRanks);
-  int ranks = o.processes + o.threads;
+  if (app.count("-g")) {
+    requireRange("-g", gpus, 1, kMaxRanks);
+    if (o.backend == moeBackendHost) usage("-g ", gpus, ": --backend host drives no GPUs; use -t");
+    (o.processes > 0 ? o.perProcess : o.threads) = gpus;
+  }
+  int ranks = o.ranks();
+  if (ranks > kMaxRanks) usage("-p ", o.processes, " -g ", gpus, ": at most ", kMaxRanks, " ranks");
   if (ranks > 0 && o.stallRank >= ranks) usage("--stall: there is no rank ", o.stallRank, " among ", ranks);
 }
 
@@ -318,7 +329,7 @@ Options parseOptions(const std::vector<std::string>& arguments) {
   o.budgetGiven = app.count("--budget") > 0;
   if (app.count("-e") == 0) o.last = std::max(o.first, o.last);
   checkRanges(o);
-  checkLaunch(app, o);
+  takeLaunch(app, t.gpus, &o);
   return o;
 }
 

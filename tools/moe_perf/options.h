@@ -29,6 +29,7 @@ struct Options {
   bool check = true;
   int processes = 0;
   int threads = 0;
+  int perProcess = 1;  // ranks of each of those processes, as threads
   int64_t hidden = 7168;
   int64_t experts = 256;
   int topk = 8;
@@ -58,6 +59,8 @@ struct Options {
   bool version = false;
   std::string helpText;
 
+  // Of moe_perf's own ranks; 0 if a launcher starts them.
+  int ranks() const { return processes * perProcess + threads; }
   // Rows stay in the window and are never copied out.
   bool views() const { return layout == moeLayoutRank && !exact && !budgetGiven; }
   moeDataType_t combineDtype() const { return dtype == moeFloat8e4m3 ? moeBfloat16 : dtype; }

@@ -21,6 +21,7 @@ Json optionsJson(const Options& o) {
   json["c"] = o.check ? 1 : 0;
   json["p"] = o.processes;
   json["t"] = o.threads;
+  json["per_process"] = o.perProcess;
   json["hidden"] = o.hidden;
   json["experts"] = o.experts;
   json["topk"] = o.topk;
@@ -47,7 +48,7 @@ Json optionsJson(const Options& o) {
 }
 
 const char* launchName(const Options& o) {
-  if (o.processes > 0) return "processes";
+  if (o.processes > 0) return o.perProcess > 1 ? "threads of several processes" : "processes";
   return o.threads > 0 ? "threads of one process" : "a launcher's ranks";
 }
 
@@ -109,6 +110,7 @@ void Report::printHeader(const Json& header) {
                header["library_version"].get<std::string>().c_str());
   std::fprintf(out_, "# machine: %s, %d cores, %.1f GiB\n", cpu.c_str(), machine["cores"].get<int>(),
                machine["memory_bytes"].get<double>() / (1 << 30));
+  if (machine.contains("gpu")) std::fprintf(out_, "# gpu: %s\n", machine["gpu"].get<std::string>().c_str());
   std::fprintf(out_, "# %zu ranks on %d node%s as %s\n", header["ranks"].size(), header["nodes"].get<int>(),
                header["nodes"] == 1 ? "" : "s", launchName(o));
   for (const Json& rank : header["ranks"]) {
@@ -135,19 +137,18 @@ void Report::printHeader(const Json& header) {
       model["copies_per_token"].get<double>(), static_cast<long long>(model["payload_bytes"].get<int64_t>()),
       static_cast<long long>(model["record_bytes"].get<int64_t>()), model["dispatch_bytes_per_token"].get<double>(),
       static_cast<long long>(model["combine_bytes"].get<int64_t>()), model["combine_bytes_per_token"].get<double>());
-  printColumns();
+  printColumns(header["times"], header["limit"]);
 }
 
-void Report::printColumns() {
+void Report::printColumns(const std::string& times, const std::string& limit) {
   const char* subject = options_.op == Op::kCombine ? "combine" : "dispatch";
   std::fprintf(
       out_,
-      "# times: us of the slowest rank, %d calls after %d more; every call starts with all ranks at a barrier\n"
+      "# times: %s\n"
       "# algbw: payload bytes of the rank that gets most / %s p50; wire: bytes that the library writes per rank "
       "/ %s p50\n"
-      "# limit: memcpy of as many bytes per rank, all ranks at once, out of the cache, median; share: wire / "
-      "limit\n",
-      options_.iterations, options_.warmups, subject, subject);
+      "# limit: %s; share: wire / limit\n",
+      times.c_str(), subject, subject, limit.c_str());
   std::fprintf(out_, "#%9s %9s %9s %11s %11s %11s %11s %9s %9s %9s %7s %8s %7s\n", "tokens", "rows", "rows", "dispatch",
                "dispatch", "combine", "combine", "algbw", "wire", "limit", "share", "copies", "wrong");
   std::fprintf(out_, "#%9s %9s %9s %11s %11s %11s %11s %9s %9s %9s %7s %8s %7s\n", "per rank", "min", "max", "p50 us",
@@ -181,7 +182,20 @@ void Report::printRow(const Json& row) {
                number(rates, "algbw_gbs", 3).c_str(), number(rates, "wire_gbs", 3).c_str(),
                moved ? number(rates, "limit_gbs", 3).c_str() : "-", share.c_str(),
                number(row, "copies_per_token", 3).c_str(), wrong.c_str());
+  printHostTimes(row);
   std::fflush(out_);
+}
+
+// On GPUs a call returns before it is complete.
+void Report::printHostTimes(const Json& row) {
+  std::string text;
+  for (const char* op : {"dispatch", "combine"}) {
+    if (!row.contains(op) || !row[op].contains("host_p50_us")) continue;
+    char time[64];
+    std::snprintf(time, sizeof time, "%s %.1f us", op, row[op]["host_p50_us"].get<double>());
+    text += cat(text.empty() ? "" : ", ", time);
+  }
+  if (!text.empty()) std::fprintf(out_, "#   inside the call on the host, p50: %s\n", text.c_str());
 }
 
 int Report::finish(bool complete) {

@@ -5,9 +5,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <numeric>
+#include <optional>
 #include <utility>
 
+#include "gpu.h"
 #include "machine.h"
 #include "row_run.h"
 #include "text.h"
@@ -16,6 +19,7 @@ namespace moe::perf {
 namespace {
 
 constexpr int64_t kModelTokens = 1024;
+constexpr char kHostLimit[] = "memcpy of as many bytes per rank, all ranks at once, out of the cache, median";
 
 // Owns a communicator. When an error unwinds, it is aborted first, so that nobody waits for this rank.
 class Comm {
@@ -75,6 +79,12 @@ std::vector<double> slowestOf(Team& team, const std::vector<double>& mine) {
   return slowest;
 }
 
+// The GPU for a rank, if there is one to choose.
+std::unique_ptr<Gpu> chooseGpu(const Options& options, int localRank) {
+  int count = options.backend == moeBackendHost ? 0 : gpuCount();
+  return count > 0 ? makeGpu(localRank % count) : nullptr;
+}
+
 class Runner {
  public:
   Runner(World& world, const Options& options, Routing& routing)
@@ -83,8 +93,8 @@ class Runner {
         options_(options),
         routing_(routing),
         data_(options.seed, options.dtype, options.hidden),
-        context_{options, routing, data_, team_, options.corrupt},
-        copyLimit_(team_) {}
+        gpu_(chooseGpu(options, world.localRank())),
+        context_{options, routing, data_, team_, gpu_.get(), options.corrupt} {}
 
   bool run();
 
@@ -93,6 +103,7 @@ class Runner {
   void emitHeader();
   Json modelOf() const;
   Json outputOf() const;
+  std::string timesOf() const;
   void runRow(int64_t tokens, int64_t maxTokens);
   Json gatherRow(int64_t tokens, const RowMeasures& mine);
   void addRates(const RowMeasures& mine, Json* row);
@@ -103,8 +114,9 @@ class Runner {
   const Options& options_;
   Routing& routing_;
   TokenData data_;
+  std::unique_ptr<Gpu> gpu_;  // outlives the communicator
   RunContext context_;
-  CopyLimit copyLimit_;
+  std::optional<CopyLimit> copyLimit_;
   Comm comm_{nullptr};
   moeInfo_t info_ = MOE_INFO_INIT;
   bool right_ = true;
@@ -113,14 +125,19 @@ class Runner {
 void Runner::join(int64_t maxTokens) {
   bool first = comm_.get() == nullptr;
   comm_ = Comm(nullptr);  // the old one goes before the new one takes memory
-  comm_ = Comm(world_.join(configFor(options_, maxTokens)));
+  moeConfig_t config = configFor(options_, maxTokens);
+  if (gpu_) config.device = gpu_->device();
+  comm_ = Comm(world_.join(config));
   info_ = MOE_INFO_INIT;
   require(moeGetInfo(comm_.get(), &info_), "moeGetInfo");
-  if (info_.backend != moeBackendHost) {
-    fail("the library chose the ", nameOf(static_cast<moeBackend_t>(info_.backend)),
-         " backend, for which this version of moe_perf has no buffers; pass --backend host");
+  bool onGpu = info_.backend == moeBackendCuda;
+  if (onGpu && !gpu_) {
+    fail("the library chose the ", nameOf(moeBackendCuda),
+         " backend, but this build of moe_perf has no CUDA; pass --backend host");
   }
+  context_.gpu = onGpu ? gpu_.get() : nullptr;
   if (!first) return;
+  if (!onGpu) copyLimit_.emplace(team_);
   if (options_.stallRank >= info_.nranks)
     usage("--stall: there is no rank ", options_.stallRank, " among ", info_.nranks);
   routing_.setShape(info_.nranks, info_.nodes);
@@ -128,7 +145,7 @@ void Runner::join(int64_t maxTokens) {
 }
 
 void Runner::emitHeader() {
-  auto ranks = team_.gather({static_cast<double>(getpid())});
+  auto ranks = team_.gather({static_cast<double>(getpid()), context_.gpu ? 1.0 * context_.gpu->device() : -1.0});
   if (team_.rank() != 0) return;
   int library = 0;
   require(moeGetVersion(&library), "moeGetVersion");
@@ -142,8 +159,12 @@ void Runner::emitHeader() {
     // One node is all that this version knows.
     line["node"] = info_.nodes == 1 ? Json(0) : Json("?");
     line["device"] = nameOf(static_cast<moeBackend_t>(info_.backend));
+    if (context_.gpu) line["device"] = cat(nameOf(moeBackendCuda), ":", ranks[rank][1]);
     header["ranks"].push_back(line);
   }
+  if (context_.gpu) header["machine"]["gpu"] = context_.gpu->describe();
+  header["times"] = timesOf();
+  header["limit"] = context_.gpu ? "not measured" : kHostLimit;
   header["nodes"] = info_.nodes;
   header["transport"] = info_.transport;
   header["path"] = nameOf(static_cast<moePath_t>(info_.path));
@@ -164,6 +185,17 @@ Json Runner::outputOf() const {
   if (options_.budget == 0) return "copied out into outputs for the worst case";
   bool padded = options_.layout == moeLayoutExpertPadded;
   return cat("copied out into outputs of ", options_.budget, padded ? " rows per expert" : " rows");
+}
+
+std::string Runner::timesOf() const {
+  std::string calls =
+      cat("us of the slowest rank, ", options_.iterations, " calls after ", options_.warmups, " more; ");
+  if (!context_.gpu) return calls + "every call starts with all ranks at a barrier";
+  if (options_.exact || options_.stallRank >= 0) {
+    return calls + "between CUDA events around each call; every call starts with all ranks at a barrier";
+  }
+  return cat(calls, "between CUDA events around each call, up to ", kBatchCalls - 1,
+             " enqueued back to back behind a gate that all GPUs pass together");
 }
 
 // What the routing makes necessary, before anything is measured.
@@ -247,6 +279,10 @@ Json Runner::gatherRow(int64_t tokens, const RowMeasures& mine) {
     if (!timed) continue;
     std::vector<double> slowest = slowestOf(team_, *times);
     row[name] = {{"p50_us", percentile(slowest, 0.5)}, {"p99_us", percentile(slowest, 0.99)}, {"us", slowest}};
+    if (context_.gpu) {
+      const std::vector<double>& host = times == &mine.dispatchUs ? mine.dispatchHostUs : mine.combineHostUs;
+      row[name]["host_p50_us"] = slowestOf(team_, {percentile(host, 0.5)})[0];
+    }
   }
   addRates(mine, &row);
   gatherFaults(mine, &row);
@@ -264,7 +300,7 @@ void Runner::addRates(const RowMeasures& mine, Json* row) {
     for (const auto& rank : team_.gather({value})) total += rank[0];
     return total;
   };
-  double calls = static_cast<double>(mine.rows.size()) * info_.nranks;
+  double calls = static_cast<double>(mine.calls) * info_.nranks;
   double copies = sum(static_cast<double>(mine.copies));
   double tokens = sum(static_cast<double>(mine.tokens));
   (*row)["copies_per_token"] = tokens > 0 ? copies / tokens : 0.0;
@@ -278,7 +314,7 @@ void Runner::addRates(const RowMeasures& mine, Json* row) {
     if (!row->contains(names[i])) continue;
     Json& part = (*row)[names[i]];
     double us = part["p50_us"];
-    double limit = copyLimit_.measure(std::llround(bytes[i]));
+    double limit = copyLimit_ ? copyLimit_->measure(std::llround(bytes[i])) : 0;
     double wire = us > 0 ? bytes[i] / us / 1e3 : 0;
     part["wire_bytes_per_rank"] = bytes[i];
     part["algbw_gbs"] = us > 0 ? (*row)["rows_busiest_mean"].get<double>() * payload[i] / us / 1e3 : 0;
