@@ -10,6 +10,7 @@
 #include "base/settings.h"
 #include "config.h"
 #include "device/host_backend.h"
+#include "transport/reports.h"
 #include "transport/shm/shm_transport.h"
 
 namespace moe {
@@ -106,9 +107,12 @@ void Comm::initialize() {
   std::unique_ptr<Bootstrap> bootstrap = join_(limit);
   join_ = nullptr;
   agreeOnConfig(*bootstrap, limit);
-  makeBackend();
-  layout_ = makeLayout(config_, nranks_, rank_, backend_->blocks());
-  workspace_ = backend_->allocate(static_cast<size_t>(layout_.workspace.bytes));
+  exchangeReports(
+      [this] {
+        allocateMemory();
+        return std::string();
+      },
+      "set up its memory", *bootstrap, limit);
   reachPeers(*bootstrap, limit);
   log(LogLevel::kInfo, "rank ", rank_, " of ", nranks_, ": path direct, backend ",
       config_.backend == moeBackendCuda ? "cuda" : "host", ", layout ", layoutName(config_.layout), ", window ",
@@ -152,42 +156,32 @@ void Comm::agreeOnConfig(Bootstrap& bootstrap, const WaitLimit& limit) {
   compareConfigs(configs);
 }
 
-void Comm::reachPeers(Bootstrap& bootstrap, const WaitLimit& limit) {
+void Comm::allocateMemory() {
+  makeBackend();
+  layout_ = makeLayout(config_, nranks_, rank_, backend_->blocks());
+  workspace_ = backend_->allocate(static_cast<size_t>(layout_.workspace.bytes));
   transport_ = config_.backend == moeBackendCuda ? makeGpuTransport(rank_, nranks_, config_.device, states_)
                                                  : makeShmTransport(rank_, nranks_, states_);
-  std::string trouble;
-  moeResult_t code = moeSuccess;
-  // A rank that fails here tells the others, so that nobody waits for it.
-  try {
-    window_ = transport_->allocate(static_cast<size_t>(layout_.window.bytes));
-  } catch (const Error& error) {
-    code = error.code();
-    trouble = error.text();
-  }
-  auto verdict = [&] {
-    std::string mine = cat(static_cast<int>(code), ' ', trouble);
-    std::vector<std::string> all = bootstrap.allGather(mine, limit);
-    std::string text;
-    moeResult_t first = moeSuccess;
-    for (size_t rank = 0; rank < all.size(); ++rank) {
-      int value = std::atoi(all[rank].c_str());
-      if (value == moeSuccess) continue;
-      if (first == moeSuccess) first = static_cast<moeResult_t>(value);
-      text += cat(text.empty() ? "" : "; ", "rank ", rank, ": ", all[rank].substr(all[rank].find(' ') + 1));
-    }
-    if (first != moeSuccess) throw Error(first, text);
-  };
-  verdict();
+  window_ = transport_->allocate(static_cast<size_t>(layout_.window.bytes));
+}
+
+// Maps all windows, or fails on every rank with the list of all pairs that cannot reach each other.
+void Comm::reachPeers(Bootstrap& bootstrap, const WaitLimit& limit) {
   peers_ = transport_->connect(window_, bootstrap, limit);
   std::vector<std::byte*> windows;
+  std::string unreachable;
   for (int peer = 0; peer < nranks_; ++peer) {
     const Peer& reached = peers_[static_cast<size_t>(peer)];
     windows.push_back(reached.window);
     if (reached.reach != Reach::kNone) continue;
-    code = moeUnsupported;
-    trouble += cat(trouble.empty() ? "" : ", ", "it cannot share memory with rank ", peer, " ", reached.reason);
+    unreachable += cat(unreachable.empty() ? "" : "; ", "rank ", rank_, " cannot share memory with rank ", peer, " ",
+                       reached.reason);
   }
-  verdict();
+  std::string all;
+  for (const std::string& one : exchangeReports([&] { return unreachable; }, "reach its peers", bootstrap, limit)) {
+    if (!one.empty()) all += cat(all.empty() ? "" : "; ", one);
+  }
+  if (!all.empty()) fail(moeUnsupported, all);
   windows_ = backend_->publish(windows);
 }
 

@@ -78,6 +78,8 @@ class CudaBackend : public Backend {
                                  sharedBytes_ - spare_),
             "cudaFuncSetAttribute", device_);
     }
+    check(cudaStreamCreateWithFlags(&own_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", device_);
+    check(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), "cudaEventCreateWithFlags", device_);
     reports_ = static_cast<Reports*>(pinned(sizeof(Reports)));
     failed_ = reinterpret_cast<uint32_t*>(allocate(sizeof(uint32_t)));
   }
@@ -86,7 +88,9 @@ class CudaBackend : public Backend {
     int before = 0;
     cudaGetDevice(&before);
     cudaSetDevice(device_);
-    cudaDeviceSynchronize();
+    cudaEventSynchronize(last_);
+    cudaEventDestroy(last_);
+    cudaStreamDestroy(own_);
     for (void* memory : deviceMemory_) cudaFree(memory);
     cudaFreeHost(reports_);
     cudaSetDevice(before);
@@ -99,8 +103,8 @@ class CudaBackend : public Backend {
     void* memory = nullptr;
     check(cudaMalloc(&memory, std::max<size_t>(bytes, 1)), "cudaMalloc of a workspace", device_);
     deviceMemory_.push_back(memory);
-    check(cudaMemset(memory, 0, bytes), "cudaMemset", device_);
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize", device_);
+    check(cudaMemsetAsync(memory, 0, bytes, own_), "cudaMemsetAsync", device_);
+    check(cudaStreamSynchronize(own_), "cudaStreamSynchronize", device_);
     return static_cast<std::byte*>(memory);
   }
 
@@ -114,8 +118,7 @@ class CudaBackend : public Backend {
   std::byte* const* publish(const std::vector<std::byte*>& windows) override {
     auto* table = reinterpret_cast<std::byte**>(allocate(windows.size() * sizeof(windows[0])));
     OnDevice on(device_);
-    check(cudaMemcpy(table, windows.data(), windows.size() * sizeof(windows[0]), cudaMemcpyHostToDevice), "cudaMemcpy",
-          device_);
+    copy(table, windows.data(), windows.size() * sizeof(windows[0]));
     return table;
   }
 
@@ -180,7 +183,7 @@ class CudaBackend : public Backend {
 
   void drain() override {
     OnDevice on(device_);
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize", device_);
+    check(cudaEventSynchronize(last_), "cudaEventSynchronize", device_);
   }
 
   Control readControl(const std::byte* control) override {
@@ -203,10 +206,16 @@ class CudaBackend : public Backend {
     return memory;
   }
 
+  // On a stream of the backend's own, so that neither other streams nor other ranks on this GPU are waited for.
+  void copy(void* to, const void* from, size_t bytes) {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, own_), "cudaMemcpyAsync", device_);
+    check(cudaStreamSynchronize(own_), "cudaStreamSynchronize", device_);
+  }
+
   void read(void* to, const void* from, size_t bytes) {
+    drain();
     OnDevice on(device_);
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize", device_);
-    check(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy", device_);
+    copy(to, from, bytes);
   }
 
   // A few blocks saturate the link; copying behind it wants many more.
@@ -263,6 +272,7 @@ class CudaBackend : public Backend {
     check(cudaLaunchKernel(kernelAddress(kernel), dim3(static_cast<unsigned>(blocks)),
                            dim3(static_cast<unsigned>(32 * warps)), arguments, shared, target),
           "cudaLaunchKernel", device_);
+    check(cudaEventRecord(last_, target), "cudaEventRecord", device_);
   }
 
   void requireOwnStream(cudaStream_t stream) const {
@@ -280,9 +290,11 @@ class CudaBackend : public Backend {
   const int timeoutMs_;
   const int nranks_, rank_;
   int sms_ = 0;
-  int sharedBytes_ = 0;  // a block may have
-  int spare_ = 0;        // shared memory that kernels use themselves
-  bool staged_ = false;  // the GPU has the copy engine
+  int sharedBytes_ = 0;         // a block may have
+  int spare_ = 0;               // shared memory that kernels use themselves
+  bool staged_ = false;         // the GPU has the copy engine
+  cudaStream_t own_ = nullptr;  // for copies at init and for queries
+  cudaEvent_t last_ = nullptr;  // after the operation that was launched last
   Reports* reports_ = nullptr;
   const Notices* notices_ = nullptr;
   uint32_t* failed_ = nullptr;
