@@ -9,6 +9,7 @@
 #include "device/cuda_backend.h"
 #include "device/kernels.h"
 #include "device/row_jobs.h"
+#include "device/window_view.h"
 
 namespace moe {
 namespace {
@@ -39,8 +40,9 @@ class OnDevice {
   bool changed_ = false;
 };
 
-// A few rows' parts of 1 KiB and more: small enough for many warps, large enough for the copy engine.
-constexpr int64_t kReduceStageBytes = 8192;
+// Stages of combine hold parts of rows: small enough for many warps, large enough for the copy engine.
+constexpr int64_t kSumStageBytes = 8192;
+constexpr int64_t kCopyStageBytes = 4096;
 
 // How the work of an operation is spread.
 struct Spread {
@@ -126,13 +128,12 @@ class CudaBackend : public Backend {
     const Shape& shape = args.common.layout.shape;
     int64_t chunks = ceilDiv(std::max<int64_t>(args.numTokens, 1), kChunkTokens);
     bool copies = !args.views && args.phases & kPhaseReceive;
-    Spread spread = spreadOf(copies);
+    Spread spread = dispatchSpread(copies);
     if (args.phases == kPhaseSend) spread.receive = 0;
     if (args.phases == kPhaseReceive) spread.send = 0;
-    spread.send = static_cast<int>(std::min<int64_t>(spread.send, chunks));
+    spread.send = static_cast<int>(std::min<int64_t>(spread.send, chunks * kRunsPerChunk));
     DispatchLaunch launch{args, {}};
-    int64_t item = 16 + 8 * int64_t{shape.topk};
-    int warps = planWarps(&launch.grid, args.common.layout.record.end, item);
+    int warps = planWarps(&launch.grid, args.common.layout.record.end, dispatchItemBytes(args.common.layout));
     run(Kernel::kDispatch, &launch, &launch.op.common, spread, warps, stream);
     return {};
   }
@@ -140,12 +141,10 @@ class CudaBackend : public Backend {
   Outcome combine(CombineArgs& args, void* stream) override {
     const Shape& shape = args.common.layout.shape;
     CombineLaunch launch{args, {}};
-    int64_t item = ReduceItem::bytes(shape.topk);
-    // In expert layouts nothing is carried; a stage holds a part of each of a token's rows.
-    int64_t stage =
-        shape.expertLayout() ? std::max<int64_t>(kReduceStageBytes, 512 * int64_t{shape.topk}) : shape.combineRowBytes;
-    int warps = planWarps(&launch.grid, stage, item);
-    run(Kernel::kCombine, &launch, &launch.op.common, spreadOf(shape.expertLayout()), warps, stream);
+    int64_t stage = shape.expertLayout() ? std::max<int64_t>(kSumStageBytes, 512 * int64_t{shape.topk})
+                                         : std::max<int64_t>(kCopyStageBytes, 512 * int64_t{shape.distinct});
+    int warps = planWarps(&launch.grid, stage, ReduceItem::bytes(shape.topk));
+    run(Kernel::kCombine, &launch, &launch.op.common, combineSpread(shape.expertLayout()), warps, stream);
     return {};
   }
 
@@ -218,15 +217,18 @@ class CudaBackend : public Backend {
     copy(to, from, bytes);
   }
 
-  // A few blocks saturate the link; copying behind it wants many more.
-  Spread spreadOf(bool copies) const {
-    constexpr int kSend = 16, kNotes = 8, kCopies = 64;
+  // A few blocks saturate the link; placing rows behind it wants many more.
+  Spread dispatchSpread(bool places) const { return places ? spread(16, 64, 1, 2) : spread(16, 8, 2, 3); }
+  // Where rows are added before they are sent, all of them are read first.
+  Spread combineSpread(bool adds) const { return adds ? spread(96, 32, 3, 4) : spread(8, 16, 1, 3); }
+
+  // As many blocks as wanted, or what config.numSms leaves, of which `part` in `of` send.
+  Spread spread(int send, int receive, int part, int of) const {
     int limit = numSms_ > 0 ? std::min(numSms_, sms_) : sms_;
-    int wanted = kSend + (copies ? kCopies : kNotes);
     if (limit < 2) return {1, 1, true};
-    if (limit >= wanted) return {kSend, wanted - kSend, false};
-    int send = std::max(1, copies ? limit / 2 : limit * 2 / 3);
-    return {send, limit - send, false};
+    if (limit >= send + receive) return {send, receive, false};
+    int sending = std::max(1, limit * part / of);
+    return {sending, limit - sending, false};
   }
 
   // Fills in how rows are staged; returns the warps of a block. `rowBytes` 0: nothing is staged.

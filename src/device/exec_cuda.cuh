@@ -21,7 +21,6 @@ struct StagedRow {
 
   __device__ void load(int64_t offset, const std::byte* from, int64_t bytes);
   __device__ void store(std::byte* to, int64_t offset, int64_t bytes) const;
-  __device__ void clear(std::byte* to, int64_t bytes) const;
 };
 
 // A row that lanes copy from where it lies.
@@ -39,7 +38,6 @@ struct DirectRow {
     pieces[count++] = {offset, bytes, from};
   }
   __device__ void store(std::byte* to, int64_t offset, int64_t bytes) const;
-  __device__ void clear(std::byte* to, int64_t bytes) const;
 };
 
 struct ReducePart;

@@ -7,7 +7,7 @@
 namespace moe {
 
 template <class Number>
-struct Vector {
+struct alignas(16) Vector {
   static constexpr int kCount = 16 / static_cast<int>(sizeof(Number));
   Number values[kCount];
 };
@@ -134,28 +134,51 @@ __device__ inline void compactSources(RunItems items, int lane) {
   __syncwarp();
 }
 
-template <class Number>
-__device__ void addStaged(ReduceItem& item, const std::byte* stage, ReducePart part, int64_t bytes, bool weighted,
-                          int lane) {
+// Adds what a stage holds of a row: `count` sources, one after the other. A lane keeps up to Width vectors, so that the
+// latency of shared memory is paid once for all.
+template <class Number, bool kWeighted>
+__device__ void addStaged(ReduceItem& item, const std::byte* stage, std::byte* result, int64_t bytes, int lane) {
   constexpr int kCount = Vector<Number>::kCount;
-  for (int64_t at = lane * 16; at < bytes; at += 512) {
-    float sum[kCount];
+  constexpr int kWidth = 4;
+  auto count = static_cast<int>(item.count);
+  for (int64_t first = lane * 16; first < bytes; first += kWidth * 512) {
+    float sum[kWidth][kCount];
 #pragma unroll
-    for (int e = 0; e < kCount; ++e) sum[e] = 0;
-    for (int64_t s = 0; s < item.count; ++s) {
-      auto loaded = *reinterpret_cast<const Vector<Number>*>(stage + s * bytes + at);
-      float weight = weighted ? item.sources()[s].weight : 1.0f;
+    for (int w = 0; w < kWidth; ++w) {
 #pragma unroll
-      for (int e = 0; e < kCount; ++e) {
-        float product = __fmul_rn(weight, Number::load(loaded.values[e]));
-        sum[e] = s == 0 ? product : __fadd_rn(sum[e], product);
+      for (int e = 0; e < kCount; ++e) sum[w][e] = 0;
+    }
+    for (int s = 0; s < count; ++s) {
+      float weight = kWeighted ? item.sources()[s].weight : 1.0f;
+      const std::byte* source = stage + s * bytes + first;
+#pragma unroll
+      for (int w = 0; w < kWidth; ++w) {
+        if (first + w * 512 >= bytes) continue;
+        auto loaded = *reinterpret_cast<const Vector<Number>*>(source + w * 512);
+#pragma unroll
+        for (int e = 0; e < kCount; ++e) {
+          float value = Number::load(loaded.values[e]);
+          if (kWeighted) value = __fmul_rn(weight, value);
+          sum[w][e] = s == 0 ? value : __fadd_rn(sum[w][e], value);
+        }
       }
     }
-    Vector<Number> result;
 #pragma unroll
-    for (int e = 0; e < kCount; ++e) result.values[e] = Number::store(sum[e]);
-    *reinterpret_cast<int4*>(item.result + part.offset + at) = *reinterpret_cast<int4*>(&result);
+    for (int w = 0; w < kWidth; ++w) {
+      if (first + w * 512 >= bytes) continue;
+      Vector<Number> rounded;
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) rounded.values[e] = Number::store(sum[w][e]);
+      *reinterpret_cast<Vector<Number>*>(result + first + w * 512) = rounded;
+    }
   }
+}
+
+template <class Number>
+__device__ void addStaged(ReduceItem& item, const std::byte* stage, std::byte* result, int64_t bytes, bool weighted,
+                          int lane) {
+  if (weighted) return addStaged<Number, true>(item, stage, result, bytes, lane);
+  addStaged<Number, false>(item, stage, result, bytes, lane);
 }
 
 // As streamStaged, with parts of rows in place of rows. Sums go straight from registers to their destination.
@@ -206,6 +229,10 @@ __device__ bool CudaExec::reduceStaged(int64_t count, Job& job) {
     }
     next = {next.row + 1};
     if (next.row % kRunRows == 0) {
+      if (lane() == 0) {
+        ptx::bulkWait<0>();
+        ptx::fenceProxy();
+      }
       __syncwarp();
       job.finishedRun(*this, next.row - kRunRows);
     }
@@ -214,6 +241,7 @@ __device__ bool CudaExec::reduceStaged(int64_t count, Job& job) {
 }
 
 __device__ inline void CudaExec::loadPart(ReduceItem& item, int stage, int64_t offset, int64_t bytes) {
+  ptx::bulkWaitRead<1>();
   for (int64_t s = 0; s < item.count; ++s) {
     ptx::barrierExpect(barriers_ + stage, static_cast<uint32_t>(bytes));
     ptx::bulkLoad(stages_ + stage * grid_.stageBytes + s * bytes, item.sources()[s].row + offset,
@@ -225,13 +253,19 @@ __device__ inline void CudaExec::loadPart(ReduceItem& item, int stage, int64_t o
 template <class Job>
 __device__ void CudaExec::addPart(ReduceItem& item, int stage, ReducePart part, int64_t bytes, const Job& job) {
   const std::byte* from = stages_ + stage * grid_.stageBytes;
-  if (job.type() == moeFloat32) {
-    addStaged<Float32>(item, from, part, bytes, job.weighted(), lane());
+  std::byte* to = item.result + part.offset;
+  if (item.count == 1 && !job.weighted()) {
+    // Nothing to add: the copy engine can carry on.
+    if (lane() == 0) ptx::bulkStore(to, from, static_cast<uint32_t>(bytes));
+  } else if (job.type() == moeFloat32) {
+    addStaged<Float32>(item, from, to, bytes, job.weighted(), lane());
   } else if (job.type() == moeFloat16) {
-    addStaged<Float16>(item, from, part, bytes, job.weighted(), lane());
+    addStaged<Float16>(item, from, to, bytes, job.weighted(), lane());
   } else {
-    addStaged<Bfloat16>(item, from, part, bytes, job.weighted(), lane());
+    addStaged<Bfloat16>(item, from, to, bytes, job.weighted(), lane());
   }
+  // A group a part, so that its stage is known to be read before it is loaded again.
+  if (lane() == 0) ptx::bulkCommit();
 }
 #endif
 

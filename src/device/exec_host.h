@@ -67,7 +67,7 @@ class HostExec {
 
   // The part of a record that a job composes: the head with ids, weights and indexes. And the largest item.
   static constexpr int64_t kFillBytes = sizeof(RecordHead) + 12 * MOE_MAX_TOPK + kRecordAlign;
-  static constexpr int64_t kItemBytes = sizeof(ReduceItem) + sizeof(ReduceSource) * MOE_MAX_TOPK;
+  static constexpr int64_t kItemBytes = sizeof(ReduceItem) + sizeof(ReduceSource) * MOE_MAX_TOPK + kFillBytes;
   static constexpr int64_t kMemoryBytes = kFillBytes + kRunRows * kItemBytes;
 
   int block() const { return block_; }
@@ -157,7 +157,6 @@ class HostRow {
       std::memcpy(to + (begin - offset), piece.from + (begin - piece.offset), static_cast<size_t>(end - begin));
     }
   }
-  void clear(std::byte* to, int64_t bytes) const { std::memset(to, 0, static_cast<size_t>(bytes)); }
 
  private:
   struct Piece {
