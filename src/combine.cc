@@ -85,13 +85,14 @@ void combine(Comm& comm, const OrError<moeCombineArgs_t>& givenArgs, const OrErr
   CombineArgs plan{};
   moeHandle* handle = nullptr;
   try {
+    const moeCombineArgs_t& args = valueOrThrow(givenArgs);
     handle = valueOrThrow(givenHandle);
     checkHandle(comm, handle);
     if (handle->state != HandleState::kReceived) {
       fail(moeInvalidUsage, "moeCombine: the handle has no completed dispatch",
            handle->state == HandleState::kSent ? "; call moeWait first" : "");
     }
-    plan = planCombine(comm, valueOrThrow(givenArgs), handle);
+    plan = planCombine(comm, args, handle);
   } catch (const Error& error) {
     refuse(comm, error.code(), stream);
     throw;

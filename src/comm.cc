@@ -10,6 +10,7 @@
 #include "base/settings.h"
 #include "config.h"
 #include "device/host_backend.h"
+#include "transport/reports.h"
 #include "transport/shm/shm_transport.h"
 
 namespace moe {
@@ -106,9 +107,12 @@ void Comm::initialize() {
   std::unique_ptr<Bootstrap> bootstrap = join_(limit);
   join_ = nullptr;
   agreeOnConfig(*bootstrap, limit);
-  makeBackend();
-  layout_ = makeLayout(config_, nranks_, rank_, backend_->blocks());
-  workspace_ = backend_->allocate(static_cast<size_t>(layout_.workspace.bytes));
+  exchangeReports(
+      [this] {
+        allocateMemory();
+        return std::string();
+      },
+      "set up its memory", *bootstrap, limit);
   reachPeers(*bootstrap, limit);
   log(LogLevel::kInfo, "rank ", rank_, " of ", nranks_, ": path direct, backend ",
       config_.backend == moeBackendCuda ? "cuda" : "host", ", layout ", layoutName(config_.layout), ", window ",
@@ -152,42 +156,32 @@ void Comm::agreeOnConfig(Bootstrap& bootstrap, const WaitLimit& limit) {
   compareConfigs(configs);
 }
 
-void Comm::reachPeers(Bootstrap& bootstrap, const WaitLimit& limit) {
+void Comm::allocateMemory() {
+  makeBackend();
+  layout_ = makeLayout(config_, nranks_, rank_, backend_->blocks());
+  workspace_ = backend_->allocate(static_cast<size_t>(layout_.workspace.bytes));
   transport_ = config_.backend == moeBackendCuda ? makeGpuTransport(rank_, nranks_, config_.device, states_)
                                                  : makeShmTransport(rank_, nranks_, states_);
-  std::string trouble;
-  moeResult_t code = moeSuccess;
-  // A rank that fails here tells the others, so that nobody waits for it.
-  try {
-    window_ = transport_->allocate(static_cast<size_t>(layout_.window.bytes));
-  } catch (const Error& error) {
-    code = error.code();
-    trouble = error.text();
-  }
-  auto verdict = [&] {
-    std::string mine = cat(static_cast<int>(code), ' ', trouble);
-    std::vector<std::string> all = bootstrap.allGather(mine, limit);
-    std::string text;
-    moeResult_t first = moeSuccess;
-    for (size_t rank = 0; rank < all.size(); ++rank) {
-      int value = std::atoi(all[rank].c_str());
-      if (value == moeSuccess) continue;
-      if (first == moeSuccess) first = static_cast<moeResult_t>(value);
-      text += cat(text.empty() ? "" : "; ", "rank ", rank, ": ", all[rank].substr(all[rank].find(' ') + 1));
-    }
-    if (first != moeSuccess) throw Error(first, text);
-  };
-  verdict();
+  window_ = transport_->allocate(static_cast<size_t>(layout_.window.bytes));
+}
+
+// Maps all windows, or fails on every rank with the list of all pairs that cannot reach each other.
+void Comm::reachPeers(Bootstrap& bootstrap, const WaitLimit& limit) {
   peers_ = transport_->connect(window_, bootstrap, limit);
   std::vector<std::byte*> windows;
+  std::string unreachable;
   for (int peer = 0; peer < nranks_; ++peer) {
     const Peer& reached = peers_[static_cast<size_t>(peer)];
     windows.push_back(reached.window);
     if (reached.reach != Reach::kNone) continue;
-    code = moeUnsupported;
-    trouble += cat(trouble.empty() ? "" : ", ", "it cannot share memory with rank ", peer, " ", reached.reason);
+    unreachable += cat(unreachable.empty() ? "" : "; ", "rank ", rank_, " cannot share memory with rank ", peer, " ",
+                       reached.reason);
   }
-  verdict();
+  std::string all;
+  for (const std::string& one : exchangeReports([&] { return unreachable; }, "reach its peers", bootstrap, limit)) {
+    if (!one.empty()) all += cat(all.empty() ? "" : "; ", one);
+  }
+  if (!all.empty()) fail(moeUnsupported, all);
   windows_ = backend_->publish(windows);
 }
 
@@ -211,8 +205,7 @@ void Comm::requireReady() {
     if (!outcome.ok) settle(outcome, "operation");
   }
   if (!states_->anyLost()) return;
-  Failure failure{};
-  failure.code = check(rank_, &failure.peer);
+  Failure failure = trouble();
   if (failure.code != moeSuccess) {
     breakWith(static_cast<moeResult_t>(failure.code), describe(failure, "communicator"));
   }
@@ -234,9 +227,7 @@ moeResult_t Comm::lookForTrouble(std::string* text) {
   try {
     settle(backend_->poll(), "operation");
     if (!states_->anyLost()) return moeSuccess;
-    Failure failure{};
-    failure.peer = rank_;
-    failure.code = check(rank_, &failure.peer);
+    Failure failure = trouble();
     if (failure.code == moeSuccess) return moeSuccess;
     *text = describe(failure, "communicator");
     return static_cast<moeResult_t>(failure.code);
@@ -269,25 +260,31 @@ void Comm::finalize() {
   transport_->announce(aborted_.load(std::memory_order_acquire) ? PeerState::kAborted : PeerState::kLeft);
 }
 
-int32_t Comm::check(int peer, int* culprit) {
-  if (aborted_.load(std::memory_order_acquire)) {
-    *culprit = rank_;
-    return moeAborted;
-  }
-  bool left = states_->get(peer) != PeerState::kAlive;
-  if (!left && !states_->anyLost()) return moeSuccess;
-  // When a rank dies, others may fail and leave in turn; the one to name is the dead one.
+int32_t Comm::check(int peer) {
+  if (aborted_.load(std::memory_order_acquire)) return moeAborted;
+  return states_->get(peer) != PeerState::kAlive || states_->anyLost() ? moeRankLost : moeSuccess;
+}
+
+// When a rank dies, others may fail and leave in turn; the one to name is the dead one.
+int Comm::blame(int peer) {
+  if (aborted_.load(std::memory_order_acquire)) return rank_;
   Deadline grace = Deadline::in(kDeathGrace);
   int worst = peer;
   while (true) {
     for (int rank = 0; rank < nranks_; ++rank) {
       if (states_->get(rank) > states_->get(worst)) worst = rank;
     }
-    if (states_->get(worst) == PeerState::kDead || grace.passed()) break;
+    if (states_->get(worst) == PeerState::kDead || grace.passed()) return worst;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  *culprit = worst;
-  return moeRankLost;
+}
+
+// A lost rank or an abort that no operation has met yet; code moeSuccess if there is none.
+Failure Comm::trouble() {
+  Failure failure{};
+  failure.code = check(rank_);
+  if (failure.code != moeSuccess) failure.peer = blame(rank_);
+  return failure;
 }
 
 std::string Comm::describe(const Failure& failure, const char* operation) const {

@@ -26,7 +26,7 @@ class Comm : private WaitGuard {
  public:
   // Nothing happens before start(). `given` may be a config that this rank refuses: its peers must hear of it.
   Comm(int nranks, int rank, Join join, const moeConfig_t* given);
-  ~Comm();
+  ~Comm() override;
 
   // Runs the init, here or in a thread of its own; see moeConfig_t.nonBlocking. Here, it throws what went wrong.
   void start();
@@ -49,6 +49,8 @@ class Comm : private WaitGuard {
   moeStats_t stats();
   std::vector<int32_t> lostRanks() const;
 
+  // This rank's own window, in device memory.
+  std::byte* window() const { return window_.base; }
   // The part of an operation's arguments that is the same for all.
   CommonArgs commonArgs(std::byte* handle) const;
   // Turns an operation's outcome into an error: a failure breaks the communicator, a refusal does not. `operation` is
@@ -60,11 +62,14 @@ class Comm : private WaitGuard {
   std::vector<uint64_t> pendingHalves;
 
  private:
-  int32_t check(int peer, int* culprit) override;
+  int32_t check(int peer) override;
+  int blame(int peer) override;
+  Failure trouble();
   std::chrono::milliseconds patience() const override { return std::chrono::milliseconds(config_.timeoutMs); }
 
   void initialize();
   void makeBackend();
+  void allocateMemory();
   moeResult_t lookForTrouble(std::string* text);
   void agreeOnConfig(Bootstrap& bootstrap, const WaitLimit& limit);
   void reachPeers(Bootstrap& bootstrap, const WaitLimit& limit);

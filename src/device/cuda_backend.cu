@@ -9,6 +9,7 @@
 #include "device/cuda_backend.h"
 #include "device/kernels.h"
 #include "device/row_jobs.h"
+#include "device/window_view.h"
 
 namespace moe {
 namespace {
@@ -38,6 +39,10 @@ class OnDevice {
   int before_ = 0;
   bool changed_ = false;
 };
+
+// Stages of combine hold parts of rows: small enough for many warps, large enough for the copy engine.
+constexpr int64_t kSumStageBytes = 8192;
+constexpr int64_t kCopyStageBytes = 4096;
 
 // How the work of an operation is spread.
 struct Spread {
@@ -75,6 +80,8 @@ class CudaBackend : public Backend {
                                  sharedBytes_ - spare_),
             "cudaFuncSetAttribute", device_);
     }
+    check(cudaStreamCreateWithFlags(&own_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", device_);
+    check(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), "cudaEventCreateWithFlags", device_);
     reports_ = static_cast<Reports*>(pinned(sizeof(Reports)));
     failed_ = reinterpret_cast<uint32_t*>(allocate(sizeof(uint32_t)));
   }
@@ -83,7 +90,9 @@ class CudaBackend : public Backend {
     int before = 0;
     cudaGetDevice(&before);
     cudaSetDevice(device_);
-    cudaDeviceSynchronize();
+    cudaEventSynchronize(last_);
+    cudaEventDestroy(last_);
+    cudaStreamDestroy(own_);
     for (void* memory : deviceMemory_) cudaFree(memory);
     cudaFreeHost(reports_);
     cudaSetDevice(before);
@@ -96,8 +105,8 @@ class CudaBackend : public Backend {
     void* memory = nullptr;
     check(cudaMalloc(&memory, std::max<size_t>(bytes, 1)), "cudaMalloc of a workspace", device_);
     deviceMemory_.push_back(memory);
-    check(cudaMemset(memory, 0, bytes), "cudaMemset", device_);
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize", device_);
+    check(cudaMemsetAsync(memory, 0, bytes, own_), "cudaMemsetAsync", device_);
+    check(cudaStreamSynchronize(own_), "cudaStreamSynchronize", device_);
     return static_cast<std::byte*>(memory);
   }
 
@@ -111,8 +120,7 @@ class CudaBackend : public Backend {
   std::byte* const* publish(const std::vector<std::byte*>& windows) override {
     auto* table = reinterpret_cast<std::byte**>(allocate(windows.size() * sizeof(windows[0])));
     OnDevice on(device_);
-    check(cudaMemcpy(table, windows.data(), windows.size() * sizeof(windows[0]), cudaMemcpyHostToDevice), "cudaMemcpy",
-          device_);
+    copy(table, windows.data(), windows.size() * sizeof(windows[0]));
     return table;
   }
 
@@ -120,13 +128,12 @@ class CudaBackend : public Backend {
     const Shape& shape = args.common.layout.shape;
     int64_t chunks = ceilDiv(std::max<int64_t>(args.numTokens, 1), kChunkTokens);
     bool copies = !args.views && args.phases & kPhaseReceive;
-    Spread spread = spreadOf(copies);
+    Spread spread = dispatchSpread(copies);
     if (args.phases == kPhaseSend) spread.receive = 0;
     if (args.phases == kPhaseReceive) spread.send = 0;
-    spread.send = static_cast<int>(std::min<int64_t>(spread.send, chunks));
+    spread.send = static_cast<int>(std::min<int64_t>(spread.send, chunks * kRunsPerChunk));
     DispatchLaunch launch{args, {}};
-    int64_t item = 16 + 8 * int64_t{shape.topk};
-    int warps = planWarps(&launch.grid, args.common.layout.record.end, item);
+    int warps = planWarps(&launch.grid, args.common.layout.record.end, dispatchItemBytes(args.common.layout));
     run(Kernel::kDispatch, &launch, &launch.op.common, spread, warps, stream);
     return {};
   }
@@ -134,9 +141,10 @@ class CudaBackend : public Backend {
   Outcome combine(CombineArgs& args, void* stream) override {
     const Shape& shape = args.common.layout.shape;
     CombineLaunch launch{args, {}};
-    int64_t item = ReduceItem::bytes(shape.topk);
-    int warps = planWarps(&launch.grid, shape.expertLayout() ? 0 : shape.combineRowBytes, item);
-    run(Kernel::kCombine, &launch, &launch.op.common, spreadOf(shape.expertLayout()), warps, stream);
+    int64_t stage = shape.expertLayout() ? std::max<int64_t>(kSumStageBytes, 512 * int64_t{shape.topk})
+                                         : std::max<int64_t>(kCopyStageBytes, 512 * int64_t{shape.distinct});
+    int warps = planWarps(&launch.grid, stage, ReduceItem::bytes(shape.topk));
+    run(Kernel::kCombine, &launch, &launch.op.common, combineSpread(shape.expertLayout()), warps, stream);
     return {};
   }
 
@@ -174,7 +182,7 @@ class CudaBackend : public Backend {
 
   void drain() override {
     OnDevice on(device_);
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize", device_);
+    check(cudaEventSynchronize(last_), "cudaEventSynchronize", device_);
   }
 
   Control readControl(const std::byte* control) override {
@@ -197,21 +205,30 @@ class CudaBackend : public Backend {
     return memory;
   }
 
-  void read(void* to, const void* from, size_t bytes) {
-    OnDevice on(device_);
-    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize", device_);
-    check(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "cudaMemcpy", device_);
+  // On a stream of the backend's own, so that neither other streams nor other ranks on this GPU are waited for.
+  void copy(void* to, const void* from, size_t bytes) {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, own_), "cudaMemcpyAsync", device_);
+    check(cudaStreamSynchronize(own_), "cudaStreamSynchronize", device_);
   }
 
-  // A few blocks saturate the link; copying behind it wants many more.
-  Spread spreadOf(bool copies) const {
-    constexpr int kSend = 16, kNotes = 8, kCopies = 64;
+  void read(void* to, const void* from, size_t bytes) {
+    drain();
+    OnDevice on(device_);
+    copy(to, from, bytes);
+  }
+
+  // A few blocks saturate the link; placing rows behind it wants many more.
+  Spread dispatchSpread(bool places) const { return places ? spread(16, 64, 1, 2) : spread(16, 8, 2, 3); }
+  // Where rows are added before they are sent, all of them are read first.
+  Spread combineSpread(bool adds) const { return adds ? spread(96, 32, 3, 4) : spread(8, 16, 1, 3); }
+
+  // As many blocks as wanted, or what config.numSms leaves, of which `part` in `of` send.
+  Spread spread(int send, int receive, int part, int of) const {
     int limit = numSms_ > 0 ? std::min(numSms_, sms_) : sms_;
-    int wanted = kSend + (copies ? kCopies : kNotes);
     if (limit < 2) return {1, 1, true};
-    if (limit >= wanted) return {kSend, wanted - kSend, false};
-    int send = std::max(1, copies ? limit / 2 : limit * 2 / 3);
-    return {send, limit - send, false};
+    if (limit >= send + receive) return {send, receive, false};
+    int sending = std::max(1, limit * part / of);
+    return {sending, limit - sending, false};
   }
 
   // Fills in how rows are staged; returns the warps of a block. `rowBytes` 0: nothing is staged.
@@ -257,6 +274,7 @@ class CudaBackend : public Backend {
     check(cudaLaunchKernel(kernelAddress(kernel), dim3(static_cast<unsigned>(blocks)),
                            dim3(static_cast<unsigned>(32 * warps)), arguments, shared, target),
           "cudaLaunchKernel", device_);
+    check(cudaEventRecord(last_, target), "cudaEventRecord", device_);
   }
 
   void requireOwnStream(cudaStream_t stream) const {
@@ -274,9 +292,11 @@ class CudaBackend : public Backend {
   const int timeoutMs_;
   const int nranks_, rank_;
   int sms_ = 0;
-  int sharedBytes_ = 0;  // a block may have
-  int spare_ = 0;        // shared memory that kernels use themselves
-  bool staged_ = false;  // the GPU has the copy engine
+  int sharedBytes_ = 0;         // a block may have
+  int spare_ = 0;               // shared memory that kernels use themselves
+  bool staged_ = false;         // the GPU has the copy engine
+  cudaStream_t own_ = nullptr;  // for copies at init and for queries
+  cudaEvent_t last_ = nullptr;  // after the operation that was launched last
   Reports* reports_ = nullptr;
   const Notices* notices_ = nullptr;
   uint32_t* failed_ = nullptr;

@@ -5,6 +5,7 @@
 
 #include "device/direct_receive.h"
 #include "device/epochs.h"
+#include "device/row_jobs.h"
 #include "device/window_view.h"
 
 namespace moe {
@@ -75,6 +76,11 @@ class SumJob : public PartialRows<X> {
   using PartialRows<X>::PartialRows;
 
   MOE_PROTOCOL int64_t itemBytes() const { return ReduceItem::bytes(this->shape_.topk); }
+  MOE_PROTOCOL int64_t mostSources() const { return this->shape_.topk; }
+  MOE_PROTOCOL bool wide() const {
+    const RowsIn& rows = this->a_.rows;
+    return (reinterpret_cast<uintptr_t>(rows.data) | static_cast<uintptr_t>(rows.stride | this->rowBytes())) % 16 == 0;
+  }
   MOE_PROTOCOL bool weighted() const { return this->a_.applyWeights; }
   MOE_PROTOCOL int32_t type() const { return this->shape_.combineType; }
   MOE_PROTOCOL int64_t elements() const { return this->shape_.hidden; }
@@ -97,53 +103,39 @@ class SumJob : public PartialRows<X> {
   }
 };
 
-// moeLayoutRank: the caller's row is the partial row, as a stream job.
+// moeLayoutRank: the caller's row is the partial row; a sum of one.
 template <class X>
 class CopyJob : public PartialRows<X> {
  public:
   using PartialRows<X>::PartialRows;
 
-  MOE_PROTOCOL int64_t itemBytes() const { return static_cast<int64_t>(sizeof(Item)); }
+  MOE_PROTOCOL int64_t itemBytes() const { return ReduceItem::bytes(1); }
+  MOE_PROTOCOL int64_t mostSources() const { return 1; }
+  MOE_PROTOCOL bool weighted() const { return false; }
+  MOE_PROTOCOL int32_t type() const { return this->shape_.combineType; }
+  MOE_PROTOCOL int64_t elements() const { return this->shape_.hidden; }
+  MOE_PROTOCOL bool wide() const {
+    const RowsIn& rows = this->a_.rows;
+    int64_t inWindow = this->rowBytes();
+    if (this->a_.inPlace) return inWindow % 16 == 0;
+    return (reinterpret_cast<uintptr_t>(rows.data) | static_cast<uintptr_t>(rows.stride | inWindow)) % 16 == 0;
+  }
 
   MOE_PROTOCOL bool beginRun(X& x, int64_t i, RunItems items) const {
     auto records = this->recordsOf(i);
     for (int j = x.lane(); j < kRunRows; j += x.lanes()) {
       bool some = j < records.count;
       int64_t slot = records.first + j;
-      *items.as<Item>(j) = {some ? inputRow(records.source, slot) : nullptr,
-                            some ? this->partialRow(records.source, slot) : nullptr};
+      auto* item = items.as<ReduceItem>(j);
+      item->result = some ? this->partialRow(records.source, slot) : nullptr;
+      item->count = 1;
+      // A row that the dispatch's output had no room for counts as zero.
+      item->sources()[0] = {some ? inputRow(records.source, slot) : nullptr, 1.0f};
     }
     return true;
   }
 
-  MOE_PROTOCOL bool carries(const std::byte* item) const { return reinterpret_cast<const Item*>(item)->to; }
-
-  template <class Row>
-  MOE_PROTOCOL void gather(const std::byte* memory, Row& row) const {
-    const std::byte* from = reinterpret_cast<const Item*>(memory)->from;
-    if (from) row.load(0, from, this->shape_.combineRowBytes);
-  }
-
-  MOE_PROTOCOL int64_t fillOffset() const { return 0; }
-  MOE_PROTOCOL int64_t fillBytes() const { return 0; }
-  MOE_PROTOCOL void fill(X&, const std::byte*, std::byte*) const {}
-
-  template <class Row>
-  MOE_PROTOCOL void scatter(const std::byte* memory, const Row& row) const {
-    const auto* item = reinterpret_cast<const Item*>(memory);
-    if (item->from) {
-      row.store(item->to, 0, this->shape_.combineRowBytes);
-    } else {
-      row.clear(item->to, this->shape_.combineRowBytes);
-    }
-  }
-
  private:
-  struct Item {
-    const std::byte* from;  // null: the dispatch's output had no room for this row, and it counts as zero
-    std::byte* to;          // null: no record
-  };
-
   MOE_PROTOCOL const std::byte* inputRow(int source, int64_t slot) const {
     const CombineArgs& a = this->a_;
     if (a.inPlace) {
@@ -175,6 +167,11 @@ class TokenJob {
   }
 
   MOE_PROTOCOL int64_t itemBytes() const { return ReduceItem::bytes(shape_.distinct); }
+  MOE_PROTOCOL int64_t mostSources() const { return shape_.distinct; }
+  MOE_PROTOCOL bool wide() const {
+    const RowsOut& out = a_.output;
+    return (reinterpret_cast<uintptr_t>(out.data) | static_cast<uintptr_t>(out.stride | rowBytes())) % 16 == 0;
+  }
   MOE_PROTOCOL bool weighted() const { return false; }
   MOE_PROTOCOL int32_t type() const { return shape_.combineType; }
   MOE_PROTOCOL int64_t elements() const { return shape_.hidden; }
@@ -298,7 +295,7 @@ MOE_PROTOCOL bool sendPartialRows(X& x, const CombineArgs& a, uint64_t epoch) {
     return x.reduceRows(job.rows(), job);
   }
   CopyJob<X> job(x, a, epoch);
-  return x.streamRows(job.rows(), job);
+  return x.reduceRows(job.rows(), job);
 }
 
 // A combine on every warp of the grid. False after a failure, which the Exec has recorded.

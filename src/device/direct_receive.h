@@ -231,8 +231,9 @@ class PlaceJob {
     int last = shape_.payloads - 1;
     return layout_.record.payload[last] + shape_.payloadBytes[last];
   }
-  MOE_PROTOCOL int64_t itemBytes() const {
-    return roundUp(static_cast<int64_t>(sizeof(Item)) + 4 * int64_t{shape_.topk}, 8);
+  MOE_PROTOCOL int64_t itemBytes() const { return itemBytes(shape_); }
+  MOE_HD static int64_t itemBytes(const Shape& shape) {
+    return roundUp(static_cast<int64_t>(sizeof(Item)) + 4 * int64_t{shape.topk}, 8);
   }
 
   MOE_PROTOCOL bool beginRun(X& x, int64_t i, RunItems items) {

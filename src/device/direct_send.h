@@ -8,6 +8,7 @@
 #pragma once
 
 #include "device/epochs.h"
+#include "device/row_jobs.h"
 #include "device/window_view.h"
 
 namespace moe {
@@ -205,7 +206,10 @@ MOE_PROTOCOL bool routeTokens(X& x, const DispatchArgs& a, uint64_t epoch) {
   int64_t firstOfWarp = x.block() + x.warp() * step;
   for (int64_t chunk = firstOfWarp; chunk < chunks; chunk += x.warps() * step) router.count(chunk);
   if (!waitConsumed(x, a.common, epoch, consumedDispatch)) return false;
-  if (x.block() >= chunks) return true;
+  if (x.block() >= chunks) {
+    bool routed = x.wait(Workspace(a.common).chunkRouted(x.block() % chunks), epoch, Awaited::kHistogram, shape.rank);
+    return x.barrier(routed);
+  }
   int64_t limit = x.block() + (chunks - 1 - x.block()) / step * step + 1;
   Workspace work(a.common);
   bool ok = true;
@@ -220,12 +224,31 @@ MOE_PROTOCOL bool routeTokens(X& x, const DispatchArgs& a, uint64_t epoch) {
       return DispatchWindow(a.common.layout, a.common.windows[peer], epoch).countSignal(shape.rank);
     });
   }
-  for (int64_t chunk = firstOfWarp; chunk < chunks; chunk += x.warps() * step) router.assign(chunk);
+  for (int64_t chunk = firstOfWarp; chunk < chunks; chunk += x.warps() * step) {
+    router.assign(chunk);
+    x.warpBarrier();
+    if (x.lane() == 0) x.signalLocal(work.chunkRouted(chunk), epoch);
+  }
   return x.barrier(true);
 }
 
-// The rows of this block's chunks, as a stream job. Run q of the block is run q % kRunsPerChunk of its chunk
-// q / kRunsPerChunk; a warp takes every warps()-th run.
+// Which chunks a sending block deals with. A block routes every sendBlocks-th chunk, from its own number on. Where there
+// are more blocks than chunks, those without a chunk help to send the chunk (their number % chunks) of another.
+struct ChunkShare {
+  int64_t chunks, block, blocks;
+
+  MOE_PROTOCOL ChunkShare(const DispatchArgs& a, int64_t ofBlock)
+      : chunks(chunksOf(a.numTokens)), block(ofBlock), blocks(a.common.sendBlocks) {}
+
+  MOE_PROTOCOL int64_t count() const { return block >= chunks ? 1 : ceilDiv(chunks - block, blocks); }
+  MOE_PROTOCOL int64_t chunk(int64_t nth) const { return block % chunks + nth * blocks; }
+  // Blocks that send this block's chunks, and which of them this one is.
+  MOE_PROTOCOL int64_t senders() const { return chunks >= blocks ? 1 : (blocks - 1 - block % chunks) / chunks + 1; }
+  MOE_PROTOCOL int64_t sender() const { return chunks >= blocks ? 0 : block / chunks; }
+};
+
+// The rows of this block's chunks, as a stream job. Run q is run q % kRunsPerChunk of chunk q / kRunsPerChunk; the warps
+// of all senders take turns.
 template <class X>
 class SendJob {
  public:
@@ -235,32 +258,50 @@ class SendJob {
         work_(a.common),
         handle_(a.common),
         epoch_(epoch),
-        block_(x.block()),
-        warp_(x.warp()),
-        warps_(x.warps()) {}
+        share_(a, x.block()),
+        warp_(share_.sender() * x.warps() + x.warp()),
+        warps_(share_.senders() * x.warps()) {}
 
   // How many rows this warp goes through, those that nobody wants included.
   MOE_PROTOCOL int64_t rows() const {
-    int64_t chunks = chunksOf(a_.numTokens);
-    int64_t runs = block_ < chunks ? ceilDiv(chunks - block_, a_.common.sendBlocks) * kRunsPerChunk : 0;
+    int64_t runs = share_.count() * kRunsPerChunk;
     return warp_ < runs ? ceilDiv(runs - warp_, warps_) * kRunRows : 0;
   }
 
   MOE_PROTOCOL int64_t rowBytes() const { return layout_.record.end; }
-  MOE_PROTOCOL int64_t itemBytes() const {
-    return static_cast<int64_t>(sizeof(Item)) + layout_.shape.topk * static_cast<int64_t>(sizeof(Target));
+  MOE_PROTOCOL int64_t itemBytes() const { return itemBytes(layout_); }
+  MOE_HD static int64_t itemBytes(const Layout& layout) {
+    return headOffset(layout.shape) + roundUp(layout.record.end - layout.record.head, 16);
   }
 
+  // All that the run's records need besides their payloads is read at once, lanes in parallel.
   MOE_PROTOCOL bool beginRun(X& x, int64_t i, RunItems items) const {
+    const Shape& shape = layout_.shape;
     int64_t first = firstToken(i);
-    for (int j = x.lane(); j < kRunRows; j += x.lanes()) *items.as<Item>(j) = {first + j, 0, 0};
+    for (int j = x.lane(); j < kRunRows; j += x.lanes()) {
+      *items.as<Item>(j) = {first + j, 0, 0};
+      *head<RecordHead>(items[j], layout_.record.head) = {static_cast<int32_t>(first + j), 0, 0};
+    }
     x.warpBarrier();
     int64_t rows = larger(0, smaller(kRunRows, a_.numTokens - first));
-    for (int64_t entry = x.lane(); entry < rows * layout_.shape.topk; entry += x.lanes()) {
+    for (int64_t entry = x.lane(); entry < rows * shape.topk; entry += x.lanes()) {
       int64_t packed = work_.targets(first)[entry];
-      auto* item = items.as<Item>(entry / layout_.shape.topk);
-      item->targets()[entry % layout_.shape.topk] = {static_cast<int32_t>(packed), static_cast<int32_t>(packed >> 32)};
-      if (packed >= 0) item->wanted = 1;
+      int32_t id = handle_.ids(first)[entry];
+      float weight = handle_.weights(first)[entry];
+      int32_t index = shape.expertLayout() ? work_.indexes(first)[entry] : 0;
+      std::byte* item = items[entry / shape.topk];
+      int64_t k = entry % shape.topk;
+      targets(item)[k] = {static_cast<int32_t>(packed), static_cast<int32_t>(packed >> 32)};
+      head<int32_t>(item, layout_.record.ids)[k] = id;
+      head<float>(item, layout_.record.weights)[k] = weight;
+      if (shape.expertLayout()) head<int32_t>(item, layout_.record.indexes)[k] = index;
+    }
+    x.warpBarrier();
+    for (int j = x.lane(); j < rows; j += x.lanes()) {
+      uint64_t firsts = 0;
+      for (int k = 0; k < shape.topk; ++k) firsts |= uint64_t{targets(items[j])[k].rank >= 0} << k;
+      items.as<Item>(j)->wanted = firsts != 0;
+      head<RecordHead>(items[j], layout_.record.head)->rankFirsts = firsts;
     }
     return true;
   }
@@ -278,29 +319,17 @@ class SendJob {
 
   MOE_PROTOCOL int64_t fillOffset() const { return layout_.record.head; }
   MOE_PROTOCOL int64_t fillBytes() const { return layout_.record.end - layout_.record.head; }
-  MOE_PROTOCOL void fill(X& x, const std::byte* memory, std::byte* to) const {
-    const auto* item = reinterpret_cast<const Item*>(memory);
-    auto* ids = reinterpret_cast<int32_t*>(to + (layout_.record.ids - layout_.record.head));
-    auto* weights = reinterpret_cast<float*>(to + (layout_.record.weights - layout_.record.head));
-    auto* indexes = reinterpret_cast<int32_t*>(to + (layout_.record.indexes - layout_.record.head));
-    uint64_t firsts = 0;
-    for (int from = 0; from < layout_.shape.topk; from += x.lanes()) {
-      int k = from + x.lane();
-      bool mine = k < layout_.shape.topk;
-      firsts |= static_cast<uint64_t>(x.ballot(mine && item->targets()[mine ? k : 0].rank >= 0)) << from;
-      if (!mine) continue;
-      ids[k] = handle_.ids(item->token)[k];
-      weights[k] = handle_.weights(item->token)[k];
-      if (layout_.shape.expertLayout()) indexes[k] = work_.indexes(item->token)[k];
+  MOE_PROTOCOL void fill(X& x, const std::byte* item, std::byte* to) const {
+    const auto* from = reinterpret_cast<const uint32_t*>(item + headOffset(layout_.shape));
+    for (int64_t word = x.lane(); word < fillBytes() / 4; word += x.lanes()) {
+      reinterpret_cast<uint32_t*>(to)[word] = from[word];
     }
-    if (x.lane() == 0) *reinterpret_cast<RecordHead*>(to) = {static_cast<int32_t>(item->token), 0, firsts};
   }
 
   template <class Row>
-  MOE_PROTOCOL void scatter(const std::byte* memory, const Row& row) const {
-    const auto* item = reinterpret_cast<const Item*>(memory);
+  MOE_PROTOCOL void scatter(const std::byte* item, const Row& row) const {
     for (int k = 0; k < layout_.shape.topk; ++k) {
-      Target target = item->targets()[k];
+      Target target = targets(item)[k];
       if (target.rank < 0) continue;
       DispatchWindow window(layout_, a_.common.windows[target.rank], epoch_);
       row.store(window.record(layout_.shape.rank, target.slot), 0, layout_.record.end);
@@ -318,18 +347,28 @@ class SendJob {
   }
 
  private:
-  // The targets of the token's entries follow the struct; rank -1: no copy for this entry.
+  // The targets of the token's entries follow, rank -1: no copy for this entry; then the record's head as it travels.
   struct Item {
     int64_t token;
     int32_t wanted;
     int32_t reserved;
-    MOE_PROTOCOL Target* targets() { return reinterpret_cast<Target*>(this + 1); }
-    MOE_PROTOCOL const Target* targets() const { return reinterpret_cast<const Target*>(this + 1); }
   };
+  MOE_HD static int64_t headOffset(const Shape& shape) {
+    return roundUp(static_cast<int64_t>(sizeof(Item)) + shape.topk * static_cast<int64_t>(sizeof(Target)), 16);
+  }
+  MOE_PROTOCOL static Target* targets(std::byte* item) { return reinterpret_cast<Target*>(item + sizeof(Item)); }
+  MOE_PROTOCOL static const Target* targets(const std::byte* item) {
+    return reinterpret_cast<const Target*>(item + sizeof(Item));
+  }
+  // The part of the head that lies at `offset` of a record.
+  template <class T>
+  MOE_PROTOCOL T* head(std::byte* item, int64_t offset) const {
+    return reinterpret_cast<T*>(item + headOffset(layout_.shape) + (offset - layout_.record.head));
+  }
 
   MOE_PROTOCOL int64_t firstToken(int64_t i) const {
     int64_t run = warp_ + i / kRunRows * warps_;
-    int64_t chunk = block_ + run / kRunsPerChunk * a_.common.sendBlocks;
+    int64_t chunk = share_.chunk(run / kRunsPerChunk);
     return chunk * kChunkTokens + run % kRunsPerChunk * kRunRows;
   }
 
@@ -338,7 +377,8 @@ class SendJob {
   Workspace work_;
   HandleView handle_;
   uint64_t epoch_;
-  int64_t block_, warp_, warps_;
+  ChunkShare share_;
+  int64_t warp_, warps_;
 };
 
 // The sending half of a dispatch. All warps of blocks 0 .. sendBlocks-1; false after a failure.

@@ -21,7 +21,6 @@ struct StagedRow {
 
   __device__ void load(int64_t offset, const std::byte* from, int64_t bytes);
   __device__ void store(std::byte* to, int64_t offset, int64_t bytes) const;
-  __device__ void clear(std::byte* to, int64_t bytes) const;
 };
 
 // A row that lanes copy from where it lies.
@@ -39,8 +38,9 @@ struct DirectRow {
     pieces[count++] = {offset, bytes, from};
   }
   __device__ void store(std::byte* to, int64_t offset, int64_t bytes) const;
-  __device__ void clear(std::byte* to, int64_t bytes) const;
 };
+
+struct ReducePart;
 
 class CudaExec {
  public:
@@ -101,6 +101,13 @@ class CudaExec {
   __device__ bool streamStaged(int64_t count, Job& job);
   template <class Job>
   __device__ bool streamDirect(int64_t count, Job& job);
+  template <class Job>
+  __device__ bool reduceStaged(int64_t count, Job& job);
+  template <class Job>
+  __device__ bool reduceDirect(int64_t count, Job& job);
+  __device__ void loadPart(ReduceItem& item, int stage, int64_t offset, int64_t bytes);
+  template <class Job>
+  __device__ void addPart(ReduceItem& item, int stage, ReducePart part, int64_t bytes, const Job& job);
   template <class Job>
   __device__ void stageRow(const std::byte* item, int stage, Job& job);
 

@@ -39,14 +39,6 @@ __device__ inline void copyBytes(std::byte* to, const std::byte* from, int64_t b
   copyWords<uint8_t>(to, from, bytes, lane);
 }
 
-__device__ inline void clearBytes(std::byte* to, int64_t bytes, int lane) {
-  if (aligned(to, to, bytes, 16)) {
-    for (int64_t at = lane; at < bytes / 16; at += 32) reinterpret_cast<int4*>(to)[at] = make_int4(0, 0, 0, 0);
-  } else {
-    for (int64_t at = lane; at < bytes; at += 32) to[at] = std::byte{0};
-  }
-}
-
 #if __CUDA_ARCH__ >= 900
 __device__ inline void StagedRow::load(int64_t offset, const std::byte* from, int64_t bytes) {
   if (!aligned(from, stage + offset, bytes, 16)) {
@@ -65,8 +57,6 @@ __device__ inline void StagedRow::store(std::byte* to, int64_t offset, int64_t b
     ptx::bulkStore(to, stage + offset, static_cast<uint32_t>(bytes));
   }
 }
-
-__device__ inline void StagedRow::clear(std::byte* to, int64_t bytes) const { clearBytes(to, bytes, lane); }
 
 // Starts the loads of a row into a stage and composes the rest of it.
 template <class Job>
@@ -160,8 +150,6 @@ __device__ inline void DirectRow::store(std::byte* to, int64_t offset, int64_t b
     if (begin < end) copyBytes(to + (begin - offset), pieces[i].from + (begin - pieces[i].offset), end - begin, lane);
   }
 }
-
-__device__ inline void DirectRow::clear(std::byte* to, int64_t bytes) const { clearBytes(to, bytes, lane); }
 
 template <class Job>
 __device__ bool CudaExec::streamDirect(int64_t count, Job& job) {

@@ -67,14 +67,13 @@ bool HostExec::waitSlow(const uint64_t* word, uint64_t expected, Awaited awaited
   Backoff backoff;
   Deadline deadline = Deadline::in(grid_.guard->patience());
   while (true) {
-    int culprit = peer;
     // The guard first, the word after it: what a rank wrote before it left still counts.
-    int32_t verdict = grid_.guard->check(peer, &culprit);
+    int32_t verdict = grid_.guard->check(peer);
     if (verdict == moeSuccess && deadline.passed()) verdict = moeTimeout;
     uint64_t seen = shared.load(std::memory_order_acquire);
     if (seen >= expected) return true;
     if (verdict != moeSuccess) {
-      fail(verdict, awaited, culprit, expected, seen);
+      fail(verdict, awaited, verdict == moeTimeout ? peer : grid_.guard->blame(peer), expected, seen);
       return false;
     }
     if (std::atomic_ref<uint32_t>(grid_.failure.claimed).load(std::memory_order_relaxed) != 0) return false;

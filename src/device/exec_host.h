@@ -36,8 +36,10 @@ class HostBarrier {
 class WaitGuard {
  public:
   virtual ~WaitGuard() = default;
-  // moeSuccess to go on waiting for `peer`; else the reason to stop, with *culprit set to the rank concerned.
-  virtual int32_t check(int peer, int* culprit) = 0;
+  // moeSuccess to go on waiting for `peer`; else the reason to stop.
+  virtual int32_t check(int peer) = 0;
+  // The rank to name after check() said stop. May take its time.
+  virtual int blame(int peer) = 0;
   // The longest that one wait may take.
   virtual std::chrono::milliseconds patience() const = 0;
 };
@@ -65,7 +67,7 @@ class HostExec {
 
   // The part of a record that a job composes: the head with ids, weights and indexes. And the largest item.
   static constexpr int64_t kFillBytes = sizeof(RecordHead) + 12 * MOE_MAX_TOPK + kRecordAlign;
-  static constexpr int64_t kItemBytes = sizeof(ReduceItem) + sizeof(ReduceSource) * MOE_MAX_TOPK;
+  static constexpr int64_t kItemBytes = sizeof(ReduceItem) + sizeof(ReduceSource) * MOE_MAX_TOPK + kFillBytes;
   static constexpr int64_t kMemoryBytes = kFillBytes + kRunRows * kItemBytes;
 
   int block() const { return block_; }
@@ -155,7 +157,6 @@ class HostRow {
       std::memcpy(to + (begin - offset), piece.from + (begin - piece.offset), static_cast<size_t>(end - begin));
     }
   }
-  void clear(std::byte* to, int64_t bytes) const { std::memset(to, 0, static_cast<size_t>(bytes)); }
 
  private:
   struct Piece {

@@ -27,6 +27,10 @@ __global__ void __launch_bounds__(32 * kMaxWarps, 1) combineKernel(const __grid_
 
 }  // namespace
 
+int64_t dispatchItemBytes(const Layout& layout) {
+  return larger(SendJob<CudaExec>::itemBytes(layout), PlaceJob<CudaExec>::itemBytes(layout.shape));
+}
+
 const void* kernelAddress(Kernel kernel) {
   switch (kernel) {
     case Kernel::kDispatch: return reinterpret_cast<const void*>(&dispatchKernel);

@@ -22,6 +22,9 @@ enum class Kernel { kDispatch, kCount, kCombine };
 // The address that cudaLaunchKernel and cudaFuncSetAttribute take.
 const void* kernelAddress(Kernel kernel);
 
+// Most bytes of an item of dispatch.
+int64_t dispatchItemBytes(const Layout& layout);
+
 constexpr int kMaxWarps = 16;
 
 }  // namespace moe

@@ -13,11 +13,18 @@ struct Bfloat16 {
 
   MOE_HD static float load(Bfloat16 value) { return __builtin_bit_cast(float, uint32_t{value.bits} << 16); }
   MOE_HD static Bfloat16 store(float value) {
+#if defined(__CUDA_ARCH__)
+    // The same rounding in one instruction; a NaN becomes the canonical one.
+    uint16_t bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return {bits};
+#else
     auto word = __builtin_bit_cast(uint32_t, value);
     uint32_t rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
     // A NaN must not round up to infinity: keep it one, and quiet.
     bool isNan = (word & 0x7fffffffu) > 0x7f800000u;
     return {static_cast<uint16_t>(isNan ? (word >> 16) | 0x40u : rounded)};
+#endif
   }
 };
 

@@ -12,12 +12,14 @@
 //   void gather(item, row)         row.load(offset, from, bytes) for each piece of the row that exists already
 //   int64_t fillBytes()            bytes that the job composes itself, at fillOffset() in the row; 0: none
 //   void fill(x, item, to)         composes them
-//   void scatter(item, row)        row.store(to, offset, bytes) or row.clear(to, bytes) for each destination
+//   void scatter(item, row)        row.store(to, offset, bytes) for each destination
 //   int64_t rowBytes()             end of the last piece
 //   void finishedRun(x, i)         rows i .. i + kRunRows - 1 have been stored completely; maybe late, never early
 //
 // A reduce job adds rows: items are ReduceItems; beginRun and finishedRun as above, and
 //   int64_t itemBytes(); bool weighted(); int32_t type(); int64_t elements(); int64_t rowBytes()
+//   int64_t mostSources()          of one row
+//   bool wide()                    every row begins and ends on a multiple of 16 bytes
 #pragma once
 
 #include <cstddef>
