@@ -125,7 +125,6 @@ class CudaBackend : public Backend {
   }
 
   Outcome dispatch(DispatchArgs& args, void* stream) override {
-    const Shape& shape = args.common.layout.shape;
     int64_t chunks = ceilDiv(std::max<int64_t>(args.numTokens, 1), kChunkTokens);
     bool copies = !args.views && args.phases & kPhaseReceive;
     Spread spread = dispatchSpread(copies);

@@ -249,7 +249,9 @@ int main(int argc, char** argv) {
   config.layout = s.layout;
   config.expertAlign = s.align;
   config.backend = moeBackendCuda;
-  config.numSms = s.sms;
+  // Ranks that share a GPU need room for each other's kernels.
+  int perGpu = (s.ranks + gpus - 1) / gpus;
+  config.numSms = s.sms > 0 || perGpu == 1 ? s.sms : 120 / perGpu; // per GPU
   moeUniqueId_t id;
   check(moeGetUniqueId(&id), "moeGetUniqueId");
   std::vector<Counters> results(static_cast<size_t>(s.ranks));
