@@ -76,6 +76,18 @@ endforeach()
 # It expects a launcher: here, one that starts one rank.
 set_tests_properties(c.hello PROPERTIES ENVIRONMENT "RANK=0;WORLD_SIZE=1;LOCAL_WORLD_SIZE=1")
 
+# Programs for GPUs need no test framework; without a GPU they are skipped by name. Several ranks may share a GPU here.
+if(MOE_CUDA_ENABLED)
+  add_executable(gpu_hash_check ${tests}/gpu/hash_check.cu)
+  target_link_libraries(gpu_hash_check PRIVATE moecl CUDA::cudart_static Threads::Threads)
+  foreach(layout views rank expert padded)
+    moe_add_test(hash_${layout} gpu gpu_hash_check --layout ${layout} --calls 100 --tokens 600 --stall 300)
+    moe_add_test(hash_${layout}_odd gpu gpu_hash_check --layout ${layout} --calls 20 --tokens 300 --hidden 121
+      --experts 257 --topk 9)
+    moe_add_test(hash_${layout}_long gpu gpu_hash_check --layout ${layout} --calls 5000 --tokens 600 --stall 300)
+  endforeach()
+endif()
+
 # Scripts drive the tools and check the tree. They measure time and start processes, so nothing runs beside them. What
 # they start does not inherit MOE_BIN and MOE_SOURCE: the library would warn of settings that it does not know.
 file(GLOB scripts CONFIGURE_DEPENDS ${tests}/scripts/*.sh)

@@ -10,8 +10,8 @@
 
 namespace moe {
 
-// Whether this process can use a GPU. *device: the wanted one, or -1 for the current one; then set to its number. If not,
-// *reason ends a sentence.
+// Whether this process can use a GPU. *device: the wanted one, or -1 for the current one; then set to its number. If
+// not, *reason ends a sentence.
 bool gpuUsable(int32_t* device, std::string* reason);
 
 // Only where gpuUsable. `config` is complete and has its device.

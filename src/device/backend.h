@@ -29,8 +29,8 @@ class Backend {
   // Copies the table of windows to where operations can read it.
   virtual std::byte* const* publish(const std::vector<std::byte*>& windows) = 0;
 
-  // Each fills in blocks, sendBlocks, receiveBlocks and outcome of args.common. An asynchronous backend returns at once;
-  // poll() tells later what went wrong.
+  // Each fills in blocks, sendBlocks, receiveBlocks and outcome of args.common. An asynchronous backend returns at
+  // once; poll() tells later what went wrong.
   virtual Outcome dispatch(DispatchArgs& args, void* stream) = 0;
   virtual Outcome combine(CombineArgs& args, void* stream) = 0;
   // Waits for the counts of a dispatch whose send half is done, and gives its sizes for an output without bound.

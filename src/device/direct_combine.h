@@ -10,7 +10,8 @@
 
 namespace moe {
 
-// What the two ways of sending partial rows share: which records are next, where their partial rows go, and the signals.
+// What the two ways of sending partial rows share: which records are next, where their partial rows go, and the
+// signals.
 template <class X>
 class PartialRows {
  public:

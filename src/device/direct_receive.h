@@ -176,8 +176,8 @@ class Arrivals {
   int64_t* offsets_;  // expert layouts: [local expert + 1] first rows
 };
 
-// Which rows of which source a warp takes as its i-th ones: chunk by chunk, sources in turn, so that every source's link
-// is in use.
+// Which rows of which source a warp takes as its i-th ones: chunk by chunk, sources in turn, so that every source's
+// link is in use.
 class SourceRuns {
  public:
   MOE_PROTOCOL SourceRuns(const Shape& shape, int64_t warp, int64_t warps)

@@ -232,8 +232,8 @@ MOE_PROTOCOL bool routeTokens(X& x, const DispatchArgs& a, uint64_t epoch) {
   return x.barrier(true);
 }
 
-// Which chunks a sending block deals with. A block routes every sendBlocks-th chunk, from its own number on. Where there
-// are more blocks than chunks, those without a chunk help to send the chunk (their number % chunks) of another.
+// Which chunks a sending block deals with. A block routes every sendBlocks-th chunk, from its own number on. Where
+// there are more blocks than chunks, those without a chunk help to send the chunk (their number % chunks) of another.
 struct ChunkShare {
   int64_t chunks, block, blocks;
 
@@ -247,8 +247,8 @@ struct ChunkShare {
   MOE_PROTOCOL int64_t sender() const { return chunks >= blocks ? 0 : block / chunks; }
 };
 
-// The rows of this block's chunks, as a stream job. Run q is run q % kRunsPerChunk of chunk q / kRunsPerChunk; the warps
-// of all senders take turns.
+// The rows of this block's chunks, as a stream job. Run q is run q % kRunsPerChunk of chunk q / kRunsPerChunk; the
+// warps of all senders take turns.
 template <class X>
 class SendJob {
  public:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The GPU's Exec: warps of 32 lanes. From sm_90 on, rows are staged through shared memory by the copy engine, several in
-// flight per warp; elsewhere, and for rows too large to stage, lanes copy 16 bytes each.
+// The GPU's Exec: warps of 32 lanes. From sm_90 on, rows are staged through shared memory by the copy engine, several
+// in flight per warp; elsewhere, and for rows too large to stage, lanes copy 16 bytes each.
 #pragma once
 
 #include "device/args.h"

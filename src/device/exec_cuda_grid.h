@@ -4,7 +4,7 @@
 
 #include "device/failure.h"
 #include "layout.h"
-#include "transport/peer_state.h"
+#include "base/peer_state.h"
 
 namespace moe {
 

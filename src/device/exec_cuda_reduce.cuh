@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CudaExec: adding rows, in fp32, in the order of their sources. Multiplication and addition round apart, as on the host.
+// CudaExec: adding rows, in fp32, in the order of their sources. Multiplication and addition round apart, as on the
+// host.
 #pragma once
 
 #include "device/exec_cuda_stream.cuh"

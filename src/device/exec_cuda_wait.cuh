@@ -6,8 +6,8 @@
 
 namespace moe {
 
-// Blocks number themselves in the order in which they start, so that one which waits for a lower number waits for a block
-// that runs or has run.
+// Blocks number themselves in the order in which they start, so that one which waits for a lower number waits for a
+// block that runs or has run.
 __device__ inline CudaExec::CudaExec(const CudaGrid& grid, Control* control, std::byte* shared) : grid_(grid) {
   __shared__ int ticket;
   if (threadIdx.x == 0) ticket = static_cast<int>(atomicAdd(&control->ticket, 1));

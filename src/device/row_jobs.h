@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a protocol tells an Exec about a sequence of rows, so that the Exec can keep several of them in flight.
 //
-// Rows come in runs of kRunRows. Each row has an item: memory in which the job notes what it needs of the row. All lanes
-// of the warp call everything; an Exec may begin the next run while rows of the last one are still under way.
+// Rows come in runs of kRunRows. Each row has an item: memory in which the job notes what it needs of the row. All
+// lanes of the warp call everything; an Exec may begin the next run while rows of the last one are still under way.
 //
 // A stream job carries rows: gather -> compose -> n destinations.
 //   int64_t itemBytes()            most bytes of an item, a multiple of 8
-//   bool beginRun(x, i, items)     prepares rows i .. i + kRunRows - 1, waiting for their source where needed; lanes share
+//   bool beginRun(x, i, items)     prepares rows i .. i + kRunRows - 1, waiting for their source where needed; lanes
+// share
 //                                  the work; false after a failure
 //   bool carries(item)             false: nothing to do for this row
 //   void gather(item, row)         row.load(offset, from, bytes) for each piece of the row that exists already

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "transport/host_links.h"
-#include "transport/peer_state.h"
+#include "base/peer_state.h"
 
 namespace moe {
 

@@ -12,7 +12,7 @@
 
 #include "base/wait_limit.h"
 #include "bootstrap/bootstrap.h"
-#include "transport/peer_state.h"
+#include "base/peer_state.h"
 
 namespace moe {
 

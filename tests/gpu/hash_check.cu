@@ -187,7 +187,8 @@ Counters runRank(moeComm_t comm, int rank, int gpu, Shape s, std::barrier<>& rea
     moeRows_t view = out;
     if (s.views) check(moeGetViews(comm, handle, &view, 1), "moeGetViews");
     int64_t stride = view.strideBytes ? view.strideBytes : rowBytes;
-    checkRows<<<128, 256, 0, stream>>>(counters, static_cast<std::byte*>(view.data), stride, sources, capacity, call, s);
+    checkRows<<<128, 256, 0, stream>>>(counters, static_cast<std::byte*>(view.data), stride, sources, capacity, call,
+                                       s);
     countExpected<<<32, 256, 0, stream>>>(counters, call, rank, s);
     if (s.stall && mix(uint64_t(call) * 37 + uint64_t(rank)) % 7 == 0) spin<<<1, 1, 0, stream>>>(s.stall * 1000ll);
     moeCombineArgs_t back = MOE_COMBINE_ARGS_INIT;
@@ -212,20 +213,31 @@ Shape parse(int argc, char** argv) {
   for (int i = 1; i + 1 < argc; i += 2) {
     std::string name = argv[i], value = argv[i + 1];
     auto number = std::atoi(value.c_str());
-    if (name == "--ranks") s.ranks = number;
-    else if (name == "--calls") s.calls = number;
-    else if (name == "--tokens") s.tokens = number;
-    else if (name == "--hidden") s.hidden = number;
-    else if (name == "--experts") s.experts = number;
-    else if (name == "--topk") s.topk = number;
-    else if (name == "--align") s.align = number;
-    else if (name == "--stall") s.stall = number;
-    else if (name == "--sms") s.sms = number;
-    else if (name == "--gpus") s.gpus = number;
+    if (name == "--ranks")
+      s.ranks = number;
+    else if (name == "--calls")
+      s.calls = number;
+    else if (name == "--tokens")
+      s.tokens = number;
+    else if (name == "--hidden")
+      s.hidden = number;
+    else if (name == "--experts")
+      s.experts = number;
+    else if (name == "--topk")
+      s.topk = number;
+    else if (name == "--align")
+      s.align = number;
+    else if (name == "--stall")
+      s.stall = number;
+    else if (name == "--sms")
+      s.sms = number;
+    else if (name == "--gpus")
+      s.gpus = number;
     else if (name == "--layout") {
       s.views = value == "views";
       s.layout = value == "expert" ? moeLayoutExpert : value == "padded" ? moeLayoutExpertPadded : moeLayoutRank;
-    } else die("unknown option " + name);
+    } else
+      die("unknown option " + name);
   }
   return s;
 }
@@ -251,7 +263,7 @@ int main(int argc, char** argv) {
   config.backend = moeBackendCuda;
   // Ranks that share a GPU need room for each other's kernels.
   int perGpu = (s.ranks + gpus - 1) / gpus;
-  config.numSms = s.sms > 0 || perGpu == 1 ? s.sms : 120 / perGpu; // per GPU
+  config.numSms = s.sms > 0 || perGpu == 1 ? s.sms : 120 / perGpu;  // per GPU
   moeUniqueId_t id;
   check(moeGetUniqueId(&id), "moeGetUniqueId");
   std::vector<Counters> results(static_cast<size_t>(s.ranks));
