@@ -5,6 +5,9 @@ find_package(Threads REQUIRED)
 find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 
 file(GLOB_RECURSE library_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/src/*.cc)
+if(NOT MOE_CUDA_ENABLED)
+  list(FILTER library_sources EXCLUDE REGEX "/src/transport/cuda_ipc/")
+endif()
 set(library_dependencies OpenSSL::Crypto Threads::Threads ${CMAKE_DL_LIBS})
 if(MOE_CUDA_ENABLED AND cuda_sources)
   list(APPEND library_dependencies CUDA::cudart_static)
@@ -21,6 +24,8 @@ target_include_directories(moecl_objects PUBLIC ${PROJECT_SOURCE_DIR}/include ${
 target_link_libraries(moecl_objects PUBLIC ${library_dependencies})
 if(MOE_CUDA_ENABLED)
   target_compile_definitions(moecl_objects PUBLIC MOE_HAVE_CUDA=1)
+  # For cuda.h. Only headers: libcuda is opened at run time.
+  target_include_directories(moecl_objects SYSTEM PUBLIC ${CUDAToolkit_INCLUDE_DIRS})
 endif()
 if(MOE_MUTANT)
   # PUBLIC: tests instantiate protocol templates too.

@@ -32,11 +32,27 @@ endfunction()
 
 # Unit tests link the objects: they look inside.
 file(GLOB_RECURSE unit_sources CONFIGURE_DEPENDS ${tests}/unit/*.cc)
+if(NOT MOE_CUDA_ENABLED)
+  list(FILTER unit_sources EXCLUDE REGEX "/tests/unit/transport/cuda_ipc/")
+endif()
 if(unit_sources)
   add_executable(moe_unit_tests ${unit_sources})
   target_include_directories(moe_unit_tests PRIVATE ${tests})
   target_link_libraries(moe_unit_tests PRIVATE moecl_objects GTest::gtest GTest::gtest_main)
   moe_discover(moe_unit_tests unit)
+endif()
+
+# The transport between GPUs, once more without any: a stand-in takes the place of the driver.
+if(MOE_CUDA_ENABLED AND unit_sources)
+  add_library(simcuda SHARED ${tests}/simcuda/simcuda.cc)
+  target_include_directories(simcuda SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
+  set_target_properties(simcuda PROPERTIES OUTPUT_NAME cuda SOVERSION 1
+    LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/simcuda)
+  add_dependencies(moe_unit_tests simcuda)
+  set(with_simcuda ${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${PROJECT_BINARY_DIR}/simcuda)
+  moe_add_test(simcuda unit ${with_simcuda} $<TARGET_FILE:moe_unit_tests> --gtest_filter=*CudaIpc*)
+  moe_add_test(simcuda_shared_gpu unit ${with_simcuda} MOE_ALLOW_SHARED_GPU=1 $<TARGET_FILE:moe_unit_tests>
+    --gtest_filter=CudaIpc.ThreadsShareAGpuOnlyWhenAllowed)
 endif()
 
 # Conformance tests see what a user sees.
@@ -59,6 +75,18 @@ foreach(source IN LISTS c_sources)
 endforeach()
 # It expects a launcher: here, one that starts one rank.
 set_tests_properties(c.hello PROPERTIES ENVIRONMENT "RANK=0;WORLD_SIZE=1;LOCAL_WORLD_SIZE=1")
+
+# Programs for GPUs need no test framework; without a GPU they are skipped by name. Several ranks may share a GPU here.
+if(MOE_CUDA_ENABLED)
+  add_executable(gpu_hash_check ${tests}/gpu/hash_check.cu)
+  target_link_libraries(gpu_hash_check PRIVATE moecl CUDA::cudart_static Threads::Threads)
+  foreach(layout views rank expert padded)
+    moe_add_test(hash_${layout} gpu gpu_hash_check --layout ${layout} --calls 100 --tokens 600 --stall 300)
+    moe_add_test(hash_${layout}_odd gpu gpu_hash_check --layout ${layout} --calls 20 --tokens 300 --hidden 121
+      --experts 257 --topk 9)
+    moe_add_test(hash_${layout}_long gpu gpu_hash_check --layout ${layout} --calls 5000 --tokens 600 --stall 300)
+  endforeach()
+endif()
 
 # Scripts drive the tools and check the tree. They measure time and start processes, so nothing runs beside them. What
 # they start does not inherit MOE_BIN and MOE_SOURCE: the library would warn of settings that it does not know.

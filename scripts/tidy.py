@@ -41,8 +41,8 @@ LAYERS = {
 VENDORS = [
     (re.compile(r"^infiniband/"), ["src/transport/verbs/", "tests/simnic/", "tests/unit/transport/verbs/"]),
     (re.compile(r"^cuda(_runtime(_api)?)?\.h$"),
-     ["src/transport/cuda_ipc/", "src/device/", "tests/unit/device/", "tests/unit/transport/cuda_ipc/",
-      "tests/conformance/", "tools/moe_perf/"]),
+     ["src/transport/cuda_ipc/", "src/device/", "tests/simcuda/", "tests/gpu/", "tests/unit/device/",
+      "tests/unit/transport/cuda_ipc/", "tests/conformance/", "tools/moe_perf/"]),
     (re.compile(r"^nccl\.h$"), ["src/bootstrap/", "tools/moe_perf/"]),
     (re.compile(r"^nvml\.h$"), ["src/topology/"]),
     (re.compile(r"^hwloc(\.h$|/)"), ["src/topology/"]),

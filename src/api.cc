@@ -379,7 +379,7 @@ moeResult_t moeWait(moeComm_t comm, moeHandle_t handle, const moeReceive_t* rece
 moeResult_t moeGetSizes(moeComm_t comm, moeHandle_t handle, moeSizes_t* sizes) {
   return edge([&] {
     needed(sizes, "sizes");
-    *sizes = getSizes(live(comm), live(handle), nullptr);
+    *sizes = getSizes(live(comm), live(handle));
   });
 }
 

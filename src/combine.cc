@@ -15,15 +15,22 @@ int64_t checkStride(int64_t stride, int64_t rowBytes, const char* name) {
   return stride != 0 ? stride : rowBytes;
 }
 
-void takeRows(const Comm& comm, const moeCombineArgs_t& args, const moeHandle& handle, int64_t arrived,
-              CombineArgs* plan) {
+// Whether the host knows that no row was delivered.
+bool nothingDelivered(Comm& comm, const moeHandle& handle) {
+  if (!comm.backend().synchronous()) return handle.knownEmpty;
+  return comm.backend().readHandle(handle.memory + comm.layout().handle.head).sizes.rows == 0;
+}
+
+void takeRows(Comm& comm, const moeCombineArgs_t& args, const moeHandle& handle, CombineArgs* plan) {
   const Layout& layout = comm.layout();
   plan->rows = {static_cast<const std::byte*>(args.rows),
                 checkStride(args.rowStride, layout.shape.combineRowBytes, "args.rowStride")};
-  if (args.rows || arrived == 0) return;
-  if (!viewsStand(comm, handle)) {
-    fail(moeInvalidArgument, "args.rows is NULL, but ", arrived, " rows were delivered to rank ", comm.rank(),
-         " and are not in views (receive.rows = NULL in a dispatch fewer than config.buffers = ", comm.config().buffers,
+  if (args.rows) return;
+  bool stand = viewsStand(comm, handle);
+  if (!stand && nothingDelivered(comm, handle)) return;
+  if (!stand) {
+    fail(moeInvalidArgument, "args.rows is NULL, but the rows delivered to rank ", comm.rank(),
+         " are not in views (receive.rows = NULL in a dispatch fewer than config.buffers = ", comm.config().buffers,
          " dispatches ago that was not combined yet)");
   }
   if (layout.shape.combineRowBytes > layout.shape.payloadBytes[0]) {
@@ -47,8 +54,7 @@ CombineArgs planCombine(Comm& comm, const moeCombineArgs_t& args, const moeHandl
          "args.flags has MOE_APPLY_WEIGHTS, but in moeLayoutRank a row is already the weighted sum ",
          "over its rank's experts; apply the weights when you make that sum");
   }
-  HandleHead head = comm.backend().readHandle(handle->memory + layout.handle.head);
-  takeRows(comm, args, *handle, head.sizes.rows, &plan);
+  takeRows(comm, args, *handle, &plan);
   if (!args.output && handle->numTokens > 0) {
     fail(moeInvalidArgument, "args.output is NULL, but the handle's dispatch had ", handle->numTokens, " tokens");
   }

@@ -5,10 +5,12 @@
 #include <chrono>
 #include <cstring>
 
+#include "accelerator.h"
 #include "base/log.h"
 #include "base/settings.h"
 #include "config.h"
 #include "device/host_backend.h"
+#include "transport/reports.h"
 #include "transport/shm/shm_transport.h"
 
 namespace moe {
@@ -25,6 +27,16 @@ struct Introduction {
   moeConfig_t config;
   char text[1024];  // of a refusal
 };
+
+// Before the ranks meet, so that a rank without the wanted backend can tell the others.
+void chooseBackend(moeConfig_t* config) {
+  std::string reason;
+  bool usable = config->backend != moeBackendHost && gpuUsable(&config->device, &reason);
+  if (config->backend == moeBackendAuto) config->backend = usable ? moeBackendCuda : moeBackendHost;
+  if (config->backend == moeBackendCuda && !usable) {
+    fail(moeUnsupported, "config.backend = moeBackendCuda, but ", reason, "; use moeBackendHost or moeBackendAuto");
+  }
+}
 
 const char* awaitedText(Awaited awaited) {
   switch (awaited) {
@@ -48,14 +60,10 @@ Comm::Comm(int nranks, int rank, Join join, const moeConfig_t* given)
   if (rank < 0 || rank >= nranks) {
     fail(moeInvalidArgument, "rank = ", rank, ", but the ranks are 0 .. ", nranks - 1);
   }
-  states_ = std::make_shared<PeerStates>(nranks);
   config_.timeoutMs = static_cast<int32_t>(kFallbackPatience.count());
   try {
     config_ = completeConfig(given, nranks);
-    if (config_.backend == moeBackendCuda) {
-      fail(moeUnsupported, "config.backend = moeBackendCuda, but this build of moecl has no CUDA backend");
-    }
-    config_.backend = moeBackendHost;
+    chooseBackend(&config_);
     nonBlocking_ = config_.nonBlocking != 0;
     pendingHalves.reserve(static_cast<size_t>(config_.buffers));
   } catch (const Error& error) {
@@ -66,6 +74,8 @@ Comm::Comm(int nranks, int rank, Join join, const moeConfig_t* given)
 Comm::~Comm() {
   aborted_.store(true, std::memory_order_release);
   if (initThread_.joinable()) initThread_.join();
+  // No kernel may run while windows are unmapped under it. A GPU that fails here has stopped running them.
+  if (backend_) taking([this] { return backend_->drain(), true; });
 }
 
 void Comm::start() {
@@ -97,14 +107,25 @@ void Comm::initialize() {
   std::unique_ptr<Bootstrap> bootstrap = join_(limit);
   join_ = nullptr;
   agreeOnConfig(*bootstrap, limit);
-  const Settings& wanted = settings();
-  backend_ = makeHostBackend(wanted.hostBlocks, wanted.hostWarps, this);
-  layout_ = makeLayout(config_, nranks_, rank_, backend_->blocks());
-  workspace_ = backend_->allocate(static_cast<size_t>(layout_.workspace.bytes));
+  exchangeReports(
+      [this] {
+        allocateMemory();
+        return std::string();
+      },
+      "set up its memory", *bootstrap, limit);
   reachPeers(*bootstrap, limit);
-  log(LogLevel::kInfo, "rank ", rank_, " of ", nranks_, ": path direct, backend host, layout ",
-      layoutName(config_.layout), ", window ", layout_.window.bytes, " bytes, record ", layout_.record.stride,
-      " bytes");
+  log(LogLevel::kInfo, "rank ", rank_, " of ", nranks_, ": path direct, backend ",
+      config_.backend == moeBackendCuda ? "cuda" : "host", ", layout ", layoutName(config_.layout), ", window ",
+      layout_.window.bytes, " bytes, record ", layout_.record.stride, " bytes");
+}
+
+void Comm::makeBackend() {
+  if (config_.backend == moeBackendCuda) {
+    backend_ = makeGpuBackend(config_, nranks_, rank_);
+  } else {
+    backend_ = makeHostBackend(settings().hostBlocks, settings().hostWarps, this);
+  }
+  states_ = std::make_shared<PeerStates>(nranks_, backend_->allocateNotices(PeerStates::bytes(nranks_)));
 }
 
 void Comm::agreeOnConfig(Bootstrap& bootstrap, const WaitLimit& limit) {
@@ -135,41 +156,32 @@ void Comm::agreeOnConfig(Bootstrap& bootstrap, const WaitLimit& limit) {
   compareConfigs(configs);
 }
 
+void Comm::allocateMemory() {
+  makeBackend();
+  layout_ = makeLayout(config_, nranks_, rank_, backend_->blocks());
+  workspace_ = backend_->allocate(static_cast<size_t>(layout_.workspace.bytes));
+  transport_ = config_.backend == moeBackendCuda ? makeGpuTransport(rank_, nranks_, config_.device, states_)
+                                                 : makeShmTransport(rank_, nranks_, states_);
+  window_ = transport_->allocate(static_cast<size_t>(layout_.window.bytes));
+}
+
+// Maps all windows, or fails on every rank with the list of all pairs that cannot reach each other.
 void Comm::reachPeers(Bootstrap& bootstrap, const WaitLimit& limit) {
-  transport_ = makeShmTransport(rank_, nranks_, states_);
-  std::string trouble;
-  moeResult_t code = moeSuccess;
-  // A rank that fails here tells the others, so that nobody waits for it.
-  try {
-    window_ = transport_->allocate(static_cast<size_t>(layout_.window.bytes));
-  } catch (const Error& error) {
-    code = error.code();
-    trouble = error.text();
-  }
-  auto verdict = [&] {
-    std::string mine = cat(static_cast<int>(code), ' ', trouble);
-    std::vector<std::string> all = bootstrap.allGather(mine, limit);
-    std::string text;
-    moeResult_t first = moeSuccess;
-    for (size_t rank = 0; rank < all.size(); ++rank) {
-      int value = std::atoi(all[rank].c_str());
-      if (value == moeSuccess) continue;
-      if (first == moeSuccess) first = static_cast<moeResult_t>(value);
-      text += cat(text.empty() ? "" : "; ", "rank ", rank, ": ", all[rank].substr(all[rank].find(' ') + 1));
-    }
-    if (first != moeSuccess) throw Error(first, text);
-  };
-  verdict();
   peers_ = transport_->connect(window_, bootstrap, limit);
   std::vector<std::byte*> windows;
+  std::string unreachable;
   for (int peer = 0; peer < nranks_; ++peer) {
     const Peer& reached = peers_[static_cast<size_t>(peer)];
     windows.push_back(reached.window);
     if (reached.reach != Reach::kNone) continue;
-    code = moeUnsupported;
-    trouble += cat(trouble.empty() ? "" : ", ", "it cannot share memory with rank ", peer, " ", reached.reason);
+    unreachable += cat(unreachable.empty() ? "" : "; ", "rank ", rank_, " cannot share memory with rank ", peer, " ",
+                       reached.reason);
   }
-  verdict();
+  std::string all;
+  for (const std::string& one : exchangeReports([&] { return unreachable; }, "reach its peers", bootstrap, limit)) {
+    if (!one.empty()) all += cat(all.empty() ? "" : "; ", one);
+  }
+  if (!all.empty()) fail(moeUnsupported, all);
   windows_ = backend_->publish(windows);
 }
 
@@ -188,6 +200,10 @@ void Comm::requireReady() {
   if (finalized_.load(std::memory_order_acquire)) {
     fail(moeInvalidUsage, "the communicator was finalized; only moeCommDestroy may follow");
   }
+  if (!backend_->synchronous()) {
+    Outcome outcome = backend_->poll();
+    if (!outcome.ok) settle(outcome, "operation");
+  }
   if (!states_->anyLost()) return;
   Failure failure = trouble();
   if (failure.code != moeSuccess) {
@@ -197,18 +213,28 @@ void Comm::requireReady() {
 
 moeResult_t Comm::state(std::string* text) {
   moeResult_t now = state_.load(std::memory_order_acquire);
-  if (now != moeSuccess && now != moeInProgress) {
+  if (now == moeInProgress) return now;
+  if (now == moeSuccess) now = lookForTrouble(text);
+  if (now != moeSuccess && text->empty()) {
     std::lock_guard lock(textMutex_);
     *text = text_;
   }
-  if (now == moeSuccess && states_->anyLost()) {
-    Failure failure = trouble();
-    if (failure.code != moeSuccess) {
-      *text = describe(failure, "communicator");
-      return static_cast<moeResult_t>(failure.code);
-    }
-  }
   return now;
+}
+
+// What operations that run on their own, or departed ranks, have brought since the last call.
+moeResult_t Comm::lookForTrouble(std::string* text) {
+  try {
+    settle(backend_->poll(), "operation");
+    if (!states_->anyLost()) return moeSuccess;
+    Failure failure = trouble();
+    if (failure.code == moeSuccess) return moeSuccess;
+    *text = describe(failure, "communicator");
+    return static_cast<moeResult_t>(failure.code);
+  } catch (const Error& error) {
+    *text = error.text();
+    return error.code();
+  }
 }
 
 void Comm::abort() {
@@ -220,7 +246,9 @@ void Comm::abort() {
       text_ = cat("rank ", rank_, ": moeCommAbort was called on this communicator");
     }
   }
-  if (state_.load(std::memory_order_acquire) != moeInProgress && transport_) transport_->announce(PeerState::kAborted);
+  if (state_.load(std::memory_order_acquire) == moeInProgress || !transport_) return;
+  states_->setAborted();
+  transport_->announce(PeerState::kAborted);
 }
 
 void Comm::finalize() {
@@ -228,6 +256,7 @@ void Comm::finalize() {
     fail(moeInProgress, "the communicator's init has not finished; poll moeCommGetAsyncError before moeCommFinalize");
   }
   if (finalized_.exchange(true) || !transport_) return;
+  backend_->drain();
   transport_->announce(aborted_.load(std::memory_order_acquire) ? PeerState::kAborted : PeerState::kLeft);
 }
 
@@ -314,7 +343,8 @@ CommonArgs Comm::commonArgs(std::byte* handle) const {
 
 std::vector<int32_t> Comm::lostRanks() const {
   std::vector<int32_t> lost;
-  for (int rank = 0; rank < nranks_; ++rank) lost.push_back(states_->get(rank) >= PeerState::kAborted ? 1 : 0);
+  bool met = state_.load(std::memory_order_acquire) != moeInProgress && states_;
+  for (int rank = 0; rank < nranks_; ++rank) lost.push_back(met && states_->get(rank) >= PeerState::kAborted ? 1 : 0);
   return lost;
 }
 

@@ -26,7 +26,7 @@ class Comm : private WaitGuard {
  public:
   // Nothing happens before start(). `given` may be a config that this rank refuses: its peers must hear of it.
   Comm(int nranks, int rank, Join join, const moeConfig_t* given);
-  ~Comm();
+  ~Comm() override;
 
   // Runs the init, here or in a thread of its own; see moeConfig_t.nonBlocking. Here, it throws what went wrong.
   void start();
@@ -49,6 +49,8 @@ class Comm : private WaitGuard {
   moeStats_t stats();
   std::vector<int32_t> lostRanks() const;
 
+  // This rank's own window, in device memory.
+  std::byte* window() const { return window_.base; }
   // The part of an operation's arguments that is the same for all.
   CommonArgs commonArgs(std::byte* handle) const;
   // Turns an operation's outcome into an error: a failure breaks the communicator, a refusal does not. `operation` is
@@ -66,6 +68,9 @@ class Comm : private WaitGuard {
   std::chrono::milliseconds patience() const override { return std::chrono::milliseconds(config_.timeoutMs); }
 
   void initialize();
+  void makeBackend();
+  void allocateMemory();
+  moeResult_t lookForTrouble(std::string* text);
   void agreeOnConfig(Bootstrap& bootstrap, const WaitLimit& limit);
   void reachPeers(Bootstrap& bootstrap, const WaitLimit& limit);
   [[noreturn]] void breakWith(moeResult_t code, const std::string& text);
@@ -78,11 +83,11 @@ class Comm : private WaitGuard {
   bool nonBlocking_ = false;
 
   Layout layout_{};
+  std::unique_ptr<Backend> backend_;  // first: windows and their watchers end before it
   std::shared_ptr<PeerStates> states_;
   std::unique_ptr<Transport> transport_;
   Region window_;
   std::vector<Peer> peers_;
-  std::unique_ptr<Backend> backend_;
   std::byte* workspace_ = nullptr;
   std::byte* const* windows_ = nullptr;
 

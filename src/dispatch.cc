@@ -187,7 +187,8 @@ void refuse(Comm& comm, moeResult_t code, void* stream) {
 }
 
 void checkOverflow(Comm& comm, moeHandle* handle) {
-  if (!comm.config().overflowIsError) return;
+  // On a GPU the rows have not come yet: the sizes tell, on the device or through moeGetSizes.
+  if (!comm.config().overflowIsError || !comm.backend().synchronous()) return;
   HandleHead head = comm.backend().readHandle(handle->memory + comm.layout().handle.head);
   if (!head.sizes.overflow) return;
   fail(moeOverflow, "rank ", comm.rank(), " received more rows than its output holds: ", head.sizes.requiredRows,
@@ -241,6 +242,7 @@ void dispatch(Comm& comm, const OrError<moeDispatchArgs_t>& givenArgs, const OrE
   ++comm.dispatchesSent;
   comm.settle(outcome, "dispatch");
   handle->epoch = comm.dispatchesSent;
+  handle->stream = stream;
   handle->numTokens = plan.numTokens;
   if (plan.phases == kPhaseSend) {
     handle->state = HandleState::kSent;
@@ -269,19 +271,21 @@ void wait(Comm& comm, moeHandle* handle, const moeReceive_t& receive, void* stre
   checkOverflow(comm, handle);
 }
 
-moeSizes_t getSizes(Comm& comm, moeHandle* handle, void* stream) {
+moeSizes_t getSizes(Comm& comm, moeHandle* handle) {
   comm.requireReady();
   checkHandle(comm, handle);
   if (handle->state != HandleState::kSent && handle->state != HandleState::kReceived) {
     fail(moeInvalidUsage, "moeGetSizes: the handle has no dispatch whose counts could be known");
   }
+  moeSizes_t sizes{};
   if (handle->state == HandleState::kSent) {
     DispatchArgs plan{};
     plan.common = comm.commonArgs(handle->memory);
     plan.capacity = INT64_MAX;
-    comm.settle(comm.backend().count(plan, stream), "dispatch");
+    comm.settle(comm.backend().count(plan, handle->stream, &sizes), "dispatch");
+  } else {
+    sizes = comm.backend().readHandle(handle->memory + comm.layout().handle.head).sizes;
   }
-  moeSizes_t sizes = comm.backend().readHandle(handle->memory + comm.layout().handle.head).sizes;
   handle->knownEmpty = sizes.requiredRows == 0;
   return sizes;
 }
@@ -303,8 +307,7 @@ void getViews(Comm& comm, const moeHandle* handle, moeRows_t* views, int numView
     fail(moeInvalidUsage, "moeGetViews: the handle's rows are not in the window: its dispatch asked for no views ",
          "(receive.rows = NULL), was combined, or ", comm.config().buffers, " later dispatches have passed");
   }
-  CommonArgs common = comm.commonArgs(handle->memory);
-  DispatchWindow window(layout, common.window(), handle->epoch);
+  DispatchWindow window(layout, comm.window(), handle->epoch);
   for (int payload = 0; payload < layout.shape.payloads; ++payload) {
     views[payload] = {window.record(0, 0) + layout.record.payload[payload], layout.shape.payloadBytes[payload],
                       layout.record.stride, payload == 0 ? moeRoleTokens : moeRoleOpaque, 0};

@@ -11,7 +11,7 @@ namespace moe {
 // all ranks before it throws.
 void dispatch(Comm& comm, const OrError<moeDispatchArgs_t>& args, const OrError<moeHandle*>& handle, void* stream);
 void wait(Comm& comm, moeHandle* handle, const moeReceive_t& receive, void* stream);
-moeSizes_t getSizes(Comm& comm, moeHandle* handle, void* stream);
+moeSizes_t getSizes(Comm& comm, moeHandle* handle);
 void getViews(Comm& comm, const moeHandle* handle, moeRows_t* views, int numViews);
 
 // Whether the rows of a dispatch that asked for views still stand in the window.

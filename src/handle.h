@@ -24,6 +24,7 @@ struct moeHandle {
   moe::HandleState state = moe::HandleState::kEmpty;
   uint64_t epoch = 0;       // of its dispatch, counted by the host
   int64_t numTokens = 0;    // of its dispatch
+  void* stream = nullptr;   // of its dispatch
   bool routed = false;      // holds a routing that MOE_REUSE_ROUTING can repeat
   bool knownEmpty = false;  // the caller has learned that its send half brings no rows
   bool views = false;       // its rows are in the window

@@ -137,6 +137,7 @@ WorkspaceLayout makeWorkspace(const Shape& shape, int blocks) {
   work.histograms = at.take(4 * shape.chunks * shape.bins());
   work.chunkBases = at.take(4 * shape.chunks * shape.bins());
   work.chunkReady = at.take(8 * shape.chunks);
+  work.chunkRouted = at.take(8 * shape.chunks);
   work.sendDone = at.take(4 * shape.chunks);
   work.combineDone = at.take(4 * ranks * shape.chunks);
   work.sentRows = at.take(8 * ranks);

@@ -151,6 +151,7 @@ struct WorkspaceLayout {
   int64_t histograms;   // int32[chunks][bins] entries of each chunk
   int64_t chunkBases;   // int32[chunks][bins] the same summed over all earlier chunks
   int64_t chunkReady;   // uint64[chunks] epoch for which the histogram is complete
+  int64_t chunkRouted;  // uint64[chunks] epoch for which every record of the chunk has its slot
   int64_t sendDone;     // uint32[chunks] runs stored
   int64_t combineDone;  // uint32[nranks][chunks] runs stored
   int64_t sentRows;     // int64[nranks] records of the last dispatch

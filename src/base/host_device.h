@@ -4,8 +4,11 @@
 
 #if defined(__CUDACC__)
 #define MOE_HD __host__ __device__
+// Protocols: for the CPU when a C++ compiler reads them, for the GPU when nvcc does.
+#define MOE_PROTOCOL __device__
 #else
 #define MOE_HD
+#define MOE_PROTOCOL
 #endif
 
 #include <cstdint>

@@ -33,6 +33,8 @@ const std::vector<Setting>& table() {
       {"MOE_HOST_BLOCKS", &Settings::hostBlocks, 1, kMaxHostThreads,
        "host backend: blocks of one operation, each run by MOE_HOST_WARPS threads"},
       {"MOE_HOST_WARPS", &Settings::hostWarps, 1, kMaxHostThreads, "host backend: threads of one block"},
+      {"MOE_ALLOW_SHARED_GPU", &Settings::allowSharedGpu, 0, 1,
+       "1: ranks that are threads of one process may share a GPU (for tests); 0: every rank needs its own"},
   };
   return rows;
 }

@@ -16,6 +16,7 @@ struct Settings {
   std::string commSecret;       // MOE_COMM_SECRET
   int hostBlocks = 1;           // MOE_HOST_BLOCKS
   int hostWarps = 1;            // MOE_HOST_WARPS
+  int allowSharedGpu = 0;       // MOE_ALLOW_SHARED_GPU
 };
 
 // The settings of this process. The first call reads the environment, and notes the names it does not know.

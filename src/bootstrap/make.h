@@ -16,8 +16,7 @@ namespace moe {
 moeUniqueId_t makeUniqueId(std::chrono::milliseconds patience);
 
 // Meets the other ranks where `id` says. Collective, like joinLaunched: returns when all ranks have come, and fails on
-// all of them when a rank is wrong. Destroying the result leaves; ranks that then still wait for this one get
-// moeRankLost.
+// all of them when a rank is wrong. Destroying the result leaves; ranks that still wait for it get moeRankLost.
 std::unique_ptr<Bootstrap> joinTcp(const moeUniqueId_t& id, int rank, int nranks, const WaitLimit& limit);
 
 // What a launcher put in the environment.

@@ -24,15 +24,25 @@ class Backend {
   virtual int blocks() const = 0;
   // Private device memory, zeroed. It lives as long as the backend.
   virtual std::byte* allocate(size_t bytes) = 0;
+  // Memory of zeros that host threads and operations both see at once, for the PeerStates.
+  virtual std::shared_ptr<void> allocateNotices(size_t bytes) = 0;
   // Copies the table of windows to where operations can read it.
   virtual std::byte* const* publish(const std::vector<std::byte*>& windows) = 0;
 
-  // Each fills in blocks, sendBlocks, receiveBlocks and outcome of args.common.
+  // Each fills in blocks, sendBlocks, receiveBlocks and outcome of args.common. An asynchronous backend returns at
+  // once; poll() tells later what went wrong.
   virtual Outcome dispatch(DispatchArgs& args, void* stream) = 0;
-  virtual Outcome count(DispatchArgs& args, void* stream) = 0;  // the sizes of a dispatch whose send half is done
   virtual Outcome combine(CombineArgs& args, void* stream) = 0;
+  // Waits for the counts of a dispatch whose send half is done, and gives its sizes for an output without bound.
+  virtual Outcome count(DispatchArgs& args, void* stream, moeSizes_t* sizes) = 0;
 
-  // What the last block of the operations so far has written. Only while none is running.
+  // What has gone wrong in asynchronous operations since the last poll. Any thread.
+  virtual Outcome poll() = 0;
+  // True if operations are complete, and what they wrote can be read, when a call returns.
+  virtual bool synchronous() const = 0;
+  // Waits until no operation runs. Bounded, since all their waits are.
+  virtual void drain() = 0;
+  // What the last block of the operations so far has written. Waits for them.
   virtual Control readControl(const std::byte* control) = 0;
   virtual HandleHead readHandle(const std::byte* head) = 0;
 };

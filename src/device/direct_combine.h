@@ -5,15 +5,17 @@
 
 #include "device/direct_receive.h"
 #include "device/epochs.h"
+#include "device/row_jobs.h"
 #include "device/window_view.h"
 
 namespace moe {
 
-// What the two ways of sending partial rows share: which record is next, where its partial row goes, and the signals.
+// What the two ways of sending partial rows share: which records are next, where their partial rows go, and the
+// signals.
 template <class X>
 class PartialRows {
  public:
-  MOE_HD PartialRows(const X& x, const CombineArgs& a, uint64_t epoch)
+  MOE_PROTOCOL PartialRows(const X& x, const CombineArgs& a, uint64_t epoch)
       : a_(a),
         layout_(a.common.layout),
         shape_(layout_.shape),
@@ -22,17 +24,17 @@ class PartialRows {
         epoch_(epoch),
         runs_(shape_, int64_t{x.block()} * x.warps() + x.warp(), int64_t{a.common.sendBlocks} * x.warps()) {}
 
-  MOE_HD int64_t rows() const {
+  MOE_PROTOCOL int64_t rows() const {
     int64_t chunks = 0;
     for (int source = 0; source < shape_.nranks; ++source) chunks = larger(chunks, *handle_.sourceChunks(source));
     return runs_.rows(chunks);
   }
+  MOE_PROTOCOL int64_t rowBytes() const { return shape_.combineRowBytes; }
 
-  MOE_HD void finished(X& x, int64_t i) const {
-    if (i % kRunRows != kRunRows - 1 || x.lane() != 0) return;
+  MOE_PROTOCOL void finishedRun(X& x, int64_t i) const {
     int source = runs_.source(i);
     int64_t chunk = runs_.chunk(i);
-    if (chunk >= *handle_.sourceChunks(source)) return;
+    if (x.lane() != 0 || chunk >= *handle_.sourceChunks(source)) return;
     if (x.arrive(work_.combineDone(source, chunk), 1) != kRunsPerChunk) return;
     x.reset(work_.combineDone(source, chunk));
     CombineWindow window(layout_, a_.common.windows[source], epoch_);
@@ -40,23 +42,23 @@ class PartialRows {
   }
 
  protected:
-  // The slot of the i-th record, or -1 if there is none.
-  MOE_HD int64_t enter(int64_t i) {
-    if (i % kRunRows == 0) {
-      source_ = runs_.source(i);
-      int64_t chunk = runs_.chunk(i);
-      bool some = chunk < *handle_.sourceChunks(source_);
-      const int32_t* ends = handle_.chunkEnds(source_);
-      begin_ = some && chunk > 0 ? ends[chunk - 1] : 0;
-      end_ = some ? ends[chunk] : 0;
-    }
-    int64_t slot = begin_ + runs_.row(i);
-    return slot < end_ ? slot : -1;
+  // The records of a run.
+  struct Records {
+    int source;
+    int64_t first, count;
+  };
+  MOE_PROTOCOL Records recordsOf(int64_t i) const {
+    int source = runs_.source(i);
+    int64_t chunk = runs_.chunk(i);
+    if (chunk >= *handle_.sourceChunks(source)) return {source, 0, 0};
+    const int32_t* ends = handle_.chunkEnds(source);
+    int64_t first = (chunk > 0 ? ends[chunk - 1] : 0) + runs_.row(i);
+    return {source, first, larger(0, smaller(kRunRows, ends[chunk] - first))};
   }
 
-  MOE_HD std::byte* partialRow(int64_t slot) const {
-    CombineWindow window(layout_, a_.common.windows[source_], epoch_);
-    return window.row(*handle_.token(source_, slot), *handle_.ordinal(source_, slot));
+  MOE_PROTOCOL std::byte* partialRow(int source, int64_t slot) const {
+    CombineWindow window(layout_, a_.common.windows[source], epoch_);
+    return window.row(*handle_.token(source, slot), *handle_.ordinal(source, slot));
   }
 
   const CombineArgs& a_;
@@ -66,8 +68,6 @@ class PartialRows {
   Workspace work_;
   uint64_t epoch_;
   SourceRuns runs_;
-  int source_ = 0;
-  int64_t begin_ = 0, end_ = 0;
 };
 
 // Expert layouts: the rows of a token's local experts are added, as a reduce job.
@@ -76,84 +76,74 @@ class SumJob : public PartialRows<X> {
  public:
   using PartialRows<X>::PartialRows;
 
-  MOE_HD bool weighted() const { return this->a_.applyWeights; }
-  MOE_HD int32_t type() const { return this->shape_.combineType; }
-  MOE_HD int64_t elements() const { return this->shape_.hidden; }
-  MOE_HD int64_t rowBytes() const { return this->shape_.combineRowBytes; }
+  MOE_PROTOCOL int64_t itemBytes() const { return ReduceItem::bytes(this->shape_.topk); }
+  MOE_PROTOCOL int64_t mostSources() const { return this->shape_.topk; }
+  MOE_PROTOCOL bool wide() const {
+    const RowsIn& rows = this->a_.rows;
+    return (reinterpret_cast<uintptr_t>(rows.data) | static_cast<uintptr_t>(rows.stride | this->rowBytes())) % 16 == 0;
+  }
+  MOE_PROTOCOL bool weighted() const { return this->a_.applyWeights; }
+  MOE_PROTOCOL int32_t type() const { return this->shape_.combineType; }
+  MOE_PROTOCOL int64_t elements() const { return this->shape_.hidden; }
 
-  MOE_HD RowStep begin(X& x, int64_t i, ReduceItem& item) {
-    int64_t slot = this->enter(i);
-    if (slot < 0) return RowStep::kSkip;
-    const int32_t* rows = this->handle_.rows(this->source_, slot);
-    const float* weights = this->handle_.rowWeights(this->source_, slot);
-    int count = 0;
-    for (int from = 0; from < this->shape_.topk; from += x.lanes()) {
-      int k = from + x.lane();
-      int32_t row = k < this->shape_.topk ? rows[k] : -1;
-      uint64_t valid = x.ballot(row >= 0);
-      if (row >= 0) {
-        item.sources()[count + popcount(valid & x.lanesBelow())] = {this->a_.rows.data + row * this->a_.rows.stride,
-                                                                    weights[k]};
-      }
-      count += popcount(valid);
+  MOE_PROTOCOL bool beginRun(X& x, int64_t i, RunItems items) const {
+    auto records = this->recordsOf(i);
+    int32_t topk = this->shape_.topk;
+    for (int j = x.lane(); j < kRunRows; j += x.lanes()) {
+      bool some = j < records.count;
+      *items.as<ReduceItem>(j) = {some ? this->partialRow(records.source, records.first + j) : nullptr, topk};
     }
-    if (x.lane() == 0) {
-      item.result = this->partialRow(slot);
-      item.count = count;
+    for (int64_t entry = x.lane(); entry < records.count * topk; entry += x.lanes()) {
+      int64_t j = entry / topk, k = entry % topk;
+      int32_t row = this->handle_.rows(records.source, records.first + j)[k];
+      float weight = this->handle_.rowWeights(records.source, records.first + j)[k];
+      items.as<ReduceItem>(j)->sources()[k] = {row >= 0 ? this->a_.rows.data + row * this->a_.rows.stride : nullptr,
+                                               weight};
     }
-    return RowStep::kCarry;
+    return true;
   }
 };
 
-// moeLayoutRank: the caller's row is the partial row, as a stream job.
+// moeLayoutRank: the caller's row is the partial row; a sum of one.
 template <class X>
 class CopyJob : public PartialRows<X> {
  public:
   using PartialRows<X>::PartialRows;
 
-  MOE_HD int64_t itemBytes() const { return static_cast<int64_t>(sizeof(Item)); }
-
-  MOE_HD RowStep begin(X& x, int64_t i, std::byte* memory) {
-    int64_t slot = this->enter(i);
-    if (slot < 0) return RowStep::kSkip;
-    if (x.lane() == 0) *reinterpret_cast<Item*>(memory) = {inputRow(slot), this->partialRow(slot)};
-    return RowStep::kCarry;
+  MOE_PROTOCOL int64_t itemBytes() const { return ReduceItem::bytes(1); }
+  MOE_PROTOCOL int64_t mostSources() const { return 1; }
+  MOE_PROTOCOL bool weighted() const { return false; }
+  MOE_PROTOCOL int32_t type() const { return this->shape_.combineType; }
+  MOE_PROTOCOL int64_t elements() const { return this->shape_.hidden; }
+  MOE_PROTOCOL bool wide() const {
+    const RowsIn& rows = this->a_.rows;
+    int64_t inWindow = this->rowBytes();
+    if (this->a_.inPlace) return inWindow % 16 == 0;
+    return (reinterpret_cast<uintptr_t>(rows.data) | static_cast<uintptr_t>(rows.stride | inWindow)) % 16 == 0;
   }
 
-  template <class Row>
-  MOE_HD void gather(const std::byte* memory, Row& row) const {
-    const std::byte* from = reinterpret_cast<const Item*>(memory)->from;
-    if (from) row.load(0, from, this->shape_.combineRowBytes);
-  }
-
-  // A row that the dispatch's output had no room for counts as zero.
-  MOE_HD int64_t fillOffset() const { return 0; }
-  MOE_HD int64_t fillBytes() const { return 0; }
-  MOE_HD void fill(X&, const std::byte*, std::byte*) const {}
-
-  template <class Row>
-  MOE_HD void scatter(const std::byte* memory, const Row& row) const {
-    const auto* item = reinterpret_cast<const Item*>(memory);
-    if (item->from) {
-      row.store(item->to, 0, this->shape_.combineRowBytes);
-    } else {
-      row.clear(item->to, this->shape_.combineRowBytes);
+  MOE_PROTOCOL bool beginRun(X& x, int64_t i, RunItems items) const {
+    auto records = this->recordsOf(i);
+    for (int j = x.lane(); j < kRunRows; j += x.lanes()) {
+      bool some = j < records.count;
+      int64_t slot = records.first + j;
+      auto* item = items.as<ReduceItem>(j);
+      item->result = some ? this->partialRow(records.source, slot) : nullptr;
+      item->count = 1;
+      // A row that the dispatch's output had no room for counts as zero.
+      item->sources()[0] = {some ? inputRow(records.source, slot) : nullptr, 1.0f};
     }
+    return true;
   }
 
  private:
-  struct Item {
-    const std::byte* from;  // null: nothing was delivered
-    std::byte* to;
-  };
-
-  MOE_HD const std::byte* inputRow(int64_t slot) const {
+  MOE_PROTOCOL const std::byte* inputRow(int source, int64_t slot) const {
     const CombineArgs& a = this->a_;
     if (a.inPlace) {
       DispatchWindow window(this->layout_, a.common.window(), a.common.handleHead()->dispatchEpoch);
-      return window.record(this->source_, slot) + this->layout_.record.payload[0];
+      return window.record(source, slot) + this->layout_.record.payload[0];
     }
-    int64_t row = *this->handle_.sourceFirst(this->source_) + slot;
+    int64_t row = *this->handle_.sourceFirst(source) + slot;
     return row < a.common.handleHead()->capacity ? a.rows.data + row * a.rows.stride : nullptr;
   }
 };
@@ -162,7 +152,7 @@ class CopyJob : public PartialRows<X> {
 template <class X>
 class TokenJob {
  public:
-  MOE_HD TokenJob(const X& x, const CombineArgs& a, uint64_t epoch)
+  MOE_PROTOCOL TokenJob(const X& x, const CombineArgs& a, uint64_t epoch)
       : a_(a),
         shape_(a.common.layout.shape),
         handle_(a.common),
@@ -172,34 +162,41 @@ class TokenJob {
         warp_(receivingWarp(x, a.common)),
         warps_(int64_t{a.common.receiveBlocks} * x.warps()) {}
 
-  MOE_HD int64_t rows() const {
+  MOE_PROTOCOL int64_t rows() const {
     int64_t runs = ceilDiv(tokens_, kRunRows);
     return warp_ < runs ? ceilDiv(runs - warp_, warps_) * kRunRows : 0;
   }
 
-  MOE_HD bool weighted() const { return false; }
-  MOE_HD int32_t type() const { return shape_.combineType; }
-  MOE_HD int64_t elements() const { return shape_.hidden; }
-  MOE_HD int64_t rowBytes() const { return shape_.combineRowBytes; }
-
-  MOE_HD RowStep begin(X& x, int64_t i, ReduceItem& item) {
-    int64_t token = (warp_ + i / kRunRows * warps_) * kRunRows + i % kRunRows;
-    if (token >= tokens_) return RowStep::kSkip;
-    if (!waitForChunk(x, token / kChunkTokens)) return RowStep::kFailed;
-    int count = *handle_.rankCount(token);
-    for (int ordinal = x.lane(); ordinal < count; ordinal += x.lanes()) {
-      item.sources()[ordinal] = {window_.row(token, ordinal), 1.0f};
-    }
-    if (x.lane() == 0) {
-      item.result = a_.output.data + token * a_.output.stride;
-      item.count = count;
-    }
-    return RowStep::kCarry;
+  MOE_PROTOCOL int64_t itemBytes() const { return ReduceItem::bytes(shape_.distinct); }
+  MOE_PROTOCOL int64_t mostSources() const { return shape_.distinct; }
+  MOE_PROTOCOL bool wide() const {
+    const RowsOut& out = a_.output;
+    return (reinterpret_cast<uintptr_t>(out.data) | static_cast<uintptr_t>(out.stride | rowBytes())) % 16 == 0;
   }
-  MOE_HD void finished(X&, int64_t) const {}
+  MOE_PROTOCOL bool weighted() const { return false; }
+  MOE_PROTOCOL int32_t type() const { return shape_.combineType; }
+  MOE_PROTOCOL int64_t elements() const { return shape_.hidden; }
+  MOE_PROTOCOL int64_t rowBytes() const { return shape_.combineRowBytes; }
+
+  MOE_PROTOCOL bool beginRun(X& x, int64_t i, RunItems items) {
+    int64_t first = (warp_ + i / kRunRows * warps_) * kRunRows;
+    if (!waitForChunk(x, first / kChunkTokens)) return false;
+    for (int j = x.lane(); j < kRunRows; j += x.lanes()) {
+      int64_t token = first + j;
+      bool some = token < tokens_;
+      auto* item = items.as<ReduceItem>(j);
+      item->result = some ? a_.output.data + token * a_.output.stride : nullptr;
+      item->count = some ? *handle_.rankCount(token) : 0;
+      for (int ordinal = 0; ordinal < item->count; ++ordinal) {
+        item->sources()[ordinal] = {window_.row(token, ordinal), 1.0f};
+      }
+    }
+    return true;
+  }
+  MOE_PROTOCOL void finishedRun(X&, int64_t) const {}
 
  private:
-  MOE_HD bool waitForChunk(X& x, int64_t chunk) {
+  MOE_PROTOCOL bool waitForChunk(X& x, int64_t chunk) {
     if (chunk == chunk_) return true;
     bool ok = true;
     for (int sender = x.lane(); ok && sender < shape_.nranks; sender += x.lanes()) {
@@ -221,7 +218,7 @@ class TokenJob {
 
 // Tells every source which dispatch this rank combines. One block.
 template <class X>
-MOE_HD void tellHeads(X& x, const CombineArgs& a, uint64_t epoch) {
+MOE_PROTOCOL void tellHeads(X& x, const CombineArgs& a, uint64_t epoch) {
   const Layout& layout = a.common.layout;
   for (int peer = x.thread(); peer < layout.shape.nranks; peer += x.threads()) {
     CombineWindow window(layout, a.common.windows[peer], epoch);
@@ -237,7 +234,7 @@ MOE_HD void tellHeads(X& x, const CombineArgs& a, uint64_t epoch) {
 }
 
 // Looks at the heads of all senders: a refusal, or a handle of another dispatch. The same for all threads.
-MOE_HD inline Refusal findRefusal(const CombineArgs& a, const CombineWindow& window) {
+MOE_PROTOCOL inline Refusal checkHeads(const CombineArgs& a, const CombineWindow& window) {
   const Shape& shape = a.common.layout.shape;
   int64_t mine = a.common.handle ? static_cast<int64_t>(a.common.handleHead()->dispatchEpoch) : 0;
   for (int sender = 0; sender < shape.nranks; ++sender) {
@@ -250,7 +247,7 @@ MOE_HD inline Refusal findRefusal(const CombineArgs& a, const CombineWindow& win
 
 // The receiving half of a combine. All warps of the last receiveBlocks blocks; false after a failure.
 template <class X>
-MOE_HD bool receiveCombine(X& x, const CombineArgs& a, uint64_t epoch) {
+MOE_PROTOCOL bool receiveCombine(X& x, const CombineArgs& a, uint64_t epoch) {
   const Shape& shape = a.common.layout.shape;
   CombineWindow window(a.common.layout, a.common.window(), epoch);
   bool ok = true;
@@ -258,7 +255,7 @@ MOE_HD bool receiveCombine(X& x, const CombineArgs& a, uint64_t epoch) {
     ok = x.wait(window.headSignal(sender), epoch, Awaited::kCombineHead, sender);
   }
   if (!x.barrier(ok)) return false;
-  Refusal refusal = findRefusal(a, window);
+  Refusal refusal = checkHeads(a, window);
   if (refusal.code == 0) {
     TokenJob<X> job(x, a, epoch);
     return x.barrier(x.reduceRows(job.rows(), job));
@@ -275,7 +272,7 @@ MOE_HD bool receiveCombine(X& x, const CombineArgs& a, uint64_t epoch) {
 
 // What one combine leaves behind. One thread, after all blocks.
 template <class X>
-MOE_HD void finishCombine(X& x, const CombineArgs& a, uint64_t epoch) {
+MOE_PROTOCOL void finishCombine(X& x, const CombineArgs& a, uint64_t epoch) {
   const Layout& layout = a.common.layout;
   Control* control = a.common.control();
   control->combineEpoch = epoch;
@@ -293,31 +290,40 @@ MOE_HD void finishCombine(X& x, const CombineArgs& a, uint64_t epoch) {
 }
 
 template <class X>
-MOE_HD bool sendPartialRows(X& x, const CombineArgs& a, uint64_t epoch) {
+MOE_PROTOCOL bool sendPartialRows(X& x, const CombineArgs& a, uint64_t epoch) {
   if (a.common.layout.shape.expertLayout()) {
     SumJob<X> job(x, a, epoch);
     return x.reduceRows(job.rows(), job);
   }
   CopyJob<X> job(x, a, epoch);
-  return x.streamRows(job.rows(), job);
+  return x.reduceRows(job.rows(), job);
 }
 
 // A combine on every warp of the grid. False after a failure, which the Exec has recorded.
 template <class X>
-MOE_HD bool directCombine(X& x, const CombineArgs& a) {
+MOE_PROTOCOL bool directCombine(X& x, const CombineArgs& a) {
   Control* control = a.common.control();
   uint64_t epoch = control->combineEpoch + 1;
+  // A refused dispatch was refused on all ranks: all leave its combine out, and nobody is told.
+  bool leftOut = a.common.handle && a.common.handleHead()->refusal != 0;
   bool ok = true;
-  if (x.block() < a.common.sendBlocks) {
+  if (!leftOut && x.block() < a.common.sendBlocks) {
     ok = waitConsumed(x, a.common, epoch, consumedCombine);
     if (ok && x.block() == 0) tellHeads(x, a, epoch);
     if (ok && a.common.handle) ok = sendPartialRows(x, a, epoch);
   }
   if (!x.barrier(ok)) return false;
-  if (x.block() >= a.common.blocks - a.common.receiveBlocks && !receiveCombine(x, a, epoch)) return false;
+  bool receives = !leftOut && x.block() >= a.common.blocks - a.common.receiveBlocks;
+  if (receives && !receiveCombine(x, a, epoch)) return false;
   if (x.lastBlock(&control->finishedBlocks, a.common.blocks) && x.thread() == 0) {
     x.reset(&control->finishedBlocks);
-    finishCombine(x, a, epoch);
+    x.reset(&control->ticket);
+    if (leftOut) {
+      const HandleHead& head = *a.common.handleHead();
+      *a.common.outcome = {static_cast<int32_t>(head.refusal), static_cast<int32_t>(head.refusedBy), 0, 0};
+    } else {
+      finishCombine(x, a, epoch);
+    }
   }
   return true;
 }

@@ -9,7 +9,7 @@ namespace moe {
 
 // Marks output rows first .. end-1 as empty. All threads of all receiving blocks share the rows.
 template <class X>
-MOE_HD void markEmpty(const X& x, const DispatchArgs& a, int64_t first, int64_t end) {
+MOE_PROTOCOL void markEmpty(const X& x, const DispatchArgs& a, int64_t first, int64_t end) {
   const Shape& shape = a.common.layout.shape;
   int64_t block = x.block() - (a.common.blocks - a.common.receiveBlocks);
   int64_t step = int64_t{a.common.receiveBlocks} * x.threads();
@@ -30,7 +30,7 @@ MOE_HD void markEmpty(const X& x, const DispatchArgs& a, int64_t first, int64_t 
 
 // Marks every output row that no record fills.
 template <class X>
-MOE_HD void markGaps(const X& x, const DispatchArgs& a, const Arrivals<X>& arrivals) {
+MOE_PROTOCOL void markGaps(const X& x, const DispatchArgs& a, const Arrivals<X>& arrivals) {
   if (!a.outIds && !a.outWeights && !a.outSources && !a.outRowExperts) return;
   const Shape& shape = a.common.layout.shape;
   if (!shape.expertLayout()) {
@@ -53,7 +53,7 @@ MOE_HD void markGaps(const X& x, const DispatchArgs& a, const Arrivals<X>& arriv
 
 // Writes the small outputs, and into the handle what combine needs to know. All threads of one block.
 template <class X>
-MOE_HD void writeCounts(const X& x, const DispatchArgs& a, const Arrivals<X>& arrivals) {
+MOE_PROTOCOL void writeCounts(const X& x, const DispatchArgs& a, const Arrivals<X>& arrivals) {
   const Shape& shape = a.common.layout.shape;
   HandleView handle(a.common);
   for (int source = x.thread(); source < shape.nranks; source += x.threads()) {
@@ -82,14 +82,39 @@ MOE_HD void writeCounts(const X& x, const DispatchArgs& a, const Arrivals<X>& ar
   moeSizes_t sizes = arrivals.sizes();
   a.common.handleHead()->sizes = sizes;
   a.common.handleHead()->views = a.views;
+  a.common.handleHead()->refusal = 0;
   a.common.handleHead()->capacity = a.views ? kUnbounded : a.capacity;
   if (a.outSizes) *a.outSizes = sizes;
+}
+
+// Until the rows have come, the small outputs say that there are none: whoever reads them after a failure does no harm.
+// All threads of one block.
+template <class X>
+MOE_PROTOCOL void writeNoCounts(const X& x, const DispatchArgs& a) {
+  const Shape& shape = a.common.layout.shape;
+  for (int source = x.thread(); source < shape.nranks; source += x.threads()) {
+    if (a.outRankCounts) a.outRankCounts[source] = 0;
+    if (a.outRankOffsets && !shape.expertLayout()) a.outRankOffsets[source] = 0;
+  }
+  for (int64_t expert = x.thread(); shape.expertLayout() && expert <= shape.localExperts(); expert += x.threads()) {
+    if (a.outExpertCounts && expert < shape.localExperts()) a.outExpertCounts[expert] = 0;
+    if (a.outExpertOffsets) a.outExpertOffsets[expert] = 0;
+  }
+  if (x.thread() == 0 && a.outSizes) *a.outSizes = {0, 0, 0, 0};
+}
+
+// Records that `peer` refused this dispatch, for the host and for a combine of the handle. One thread.
+MOE_PROTOCOL inline void noteRefusal(const CommonArgs& common, int32_t code, int peer) {
+  *common.outcome = {code, peer, 0, 0};
+  if (!common.handle) return;
+  common.handleHead()->refusal = code;
+  common.handleHead()->refusedBy = peer;
 }
 
 // A dispatch that somebody refused: nothing is placed, but what was sent is waited for, so that the buffers stay in
 // step.
 template <class X>
-MOE_HD bool drainDispatch(X& x, const DispatchArgs& a, const Arrivals<X>& arrivals, uint64_t epoch) {
+MOE_PROTOCOL bool drainDispatch(X& x, const DispatchArgs& a, const Arrivals<X>& arrivals, uint64_t epoch) {
   const Shape& shape = a.common.layout.shape;
   bool ok = true;
   for (int source = 0; ok && source < shape.nranks; ++source) {
@@ -102,13 +127,14 @@ MOE_HD bool drainDispatch(X& x, const DispatchArgs& a, const Arrivals<X>& arriva
 
 // The receiving half of a dispatch. All warps of the last receiveBlocks blocks; false after a failure.
 template <class X>
-MOE_HD bool receiveDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
+MOE_PROTOCOL bool receiveDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
   Arrivals<X> arrivals(x, a, epoch);
-  if (!arrivals.waitForCounts()) return false;
   bool reports = x.block() == a.common.blocks - 1;
-  int refusedBy = arrivals.refusedBy();
+  if (reports) writeNoCounts(x, a);
+  if (!arrivals.waitForCounts()) return false;
+  int refusedBy = findRefusal(a.common.layout.shape, arrivals.window());
   if (refusedBy >= 0) {
-    if (reports && x.thread() == 0) *a.common.outcome = {arrivals.counts(refusedBy).refusal, refusedBy, 0, 0};
+    if (reports && x.thread() == 0) noteRefusal(a.common, arrivals.counts(refusedBy).refusal, refusedBy);
     return drainDispatch(x, a, arrivals, epoch);
   }
   if (!arrivals.findPlaces()) return false;
@@ -120,7 +146,7 @@ MOE_HD bool receiveDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
 
 // What one dispatch leaves behind. One thread, after all blocks.
 template <class X>
-MOE_HD void finishDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
+MOE_PROTOCOL void finishDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
   Control* control = a.common.control();
   const Shape& shape = a.common.layout.shape;
   if (a.phases & kPhaseSend) {
@@ -135,12 +161,14 @@ MOE_HD void finishDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
       a.common.handleHead()->numTokens = a.numTokens;
     }
   }
-  if (a.phases & kPhaseReceive && (!a.views || a.common.outcome->code != 0)) finishReading(x, a.common, epoch);
+  if (!(a.phases & kPhaseReceive)) return;
+  DispatchWindow window(a.common.layout, a.common.window(), epoch);
+  if (!a.views || findRefusal(shape, window) >= 0) finishReading(x, a.common, epoch);
 }
 
 // A dispatch, or half of one, on every warp of the grid. False after a failure, which the Exec has recorded.
 template <class X>
-MOE_HD bool directDispatch(X& x, const DispatchArgs& a) {
+MOE_PROTOCOL bool directDispatch(X& x, const DispatchArgs& a) {
   Control* control = a.common.control();
   uint64_t epoch = a.phases & kPhaseSend ? control->dispatchEpoch + 1 : a.common.handleHead()->dispatchEpoch;
   bool ok = true;
@@ -152,6 +180,7 @@ MOE_HD bool directDispatch(X& x, const DispatchArgs& a) {
   if (!x.barrier(ok)) return false;
   if (x.lastBlock(&control->finishedBlocks, a.common.blocks) && x.thread() == 0) {
     x.reset(&control->finishedBlocks);
+    x.reset(&control->ticket);
     finishDispatch(x, a, epoch);
   }
   return true;
@@ -159,12 +188,12 @@ MOE_HD bool directDispatch(X& x, const DispatchArgs& a) {
 
 // Waits for the counts of a dispatch and works out its sizes for an output without bound. One block.
 template <class X>
-MOE_HD bool countDispatch(X& x, const DispatchArgs& a) {
+MOE_PROTOCOL bool countDispatch(X& x, const DispatchArgs& a) {
   Arrivals<X> arrivals(x, a, a.common.handleHead()->dispatchEpoch);
   if (!arrivals.waitForCounts()) return false;
-  int refusedBy = arrivals.refusedBy();
+  int refusedBy = findRefusal(a.common.layout.shape, arrivals.window());
   if (refusedBy >= 0) {
-    if (x.thread() == 0) *a.common.outcome = {arrivals.counts(refusedBy).refusal, refusedBy, 0, 0};
+    if (x.thread() == 0) noteRefusal(a.common, arrivals.counts(refusedBy).refusal, refusedBy);
     return true;
   }
   if (!arrivals.findPlaces()) return false;

@@ -13,11 +13,19 @@ namespace moe {
 
 constexpr int64_t kUnbounded = INT64_MAX;
 
+// The first rank that refused its part of a dispatch whose counts have all come, or -1.
+MOE_PROTOCOL inline int findRefusal(const Shape& shape, const DispatchWindow& window) {
+  for (int source = 0; source < shape.nranks; ++source) {
+    if (window.counts(source)->refusal != 0) return source;
+  }
+  return -1;
+}
+
 // What one block knows about a dispatch that comes in.
 template <class X>
 class Arrivals {
  public:
-  MOE_HD Arrivals(X& x, const DispatchArgs& a, uint64_t epoch)
+  MOE_PROTOCOL Arrivals(X& x, const DispatchArgs& a, uint64_t epoch)
       : x_(x),
         a_(a),
         layout_(a.common.layout),
@@ -28,13 +36,13 @@ class Arrivals {
         bases_(Workspace(a.common).placeBases(x.block())),
         offsets_(Workspace(a.common).offsets(x.block())) {}
 
-  MOE_HD const DispatchWindow& window() const { return window_; }
-  MOE_HD int64_t local() const { return local_; }
-  MOE_HD const CountBlock& counts(int source) const { return *window_.counts(source); }
-  MOE_HD const int64_t* offsets() const { return offsets_; }
+  MOE_PROTOCOL const DispatchWindow& window() const { return window_; }
+  MOE_PROTOCOL int64_t local() const { return local_; }
+  MOE_PROTOCOL const CountBlock& counts(int source) const { return *window_.counts(source); }
+  MOE_PROTOCOL const int64_t* offsets() const { return offsets_; }
 
   // Waits for all counts. All warps of the block.
-  MOE_HD bool waitForCounts() {
+  MOE_PROTOCOL bool waitForCounts() {
     bool ok = true;
     for (int source = x_.thread(); ok && source < shape_.nranks; source += x_.threads()) {
       ok = x_.wait(window_.countSignal(source), epoch_, Awaited::kCounts, source) && countsAreValid(source);
@@ -42,16 +50,8 @@ class Arrivals {
     return x_.barrier(ok);
   }
 
-  // The first rank that refused, or -1.
-  MOE_HD int refusedBy() const {
-    for (int source = 0; source < shape_.nranks; ++source) {
-      if (counts(source).refusal != 0) return source;
-    }
-    return -1;
-  }
-
   // Works out where each source's rows, or each source's rows of each expert, begin. All warps of the block.
-  MOE_HD bool findPlaces() {
+  MOE_PROTOCOL bool findPlaces() {
     bool ok = shape_.expertLayout() ? sumExperts() : sumSources();
     if (!x_.barrier(ok)) return false;
     if (x_.thread() == 0) shape_.expertLayout() ? startExperts() : startSources();
@@ -59,29 +59,29 @@ class Arrivals {
   }
 
   // Rank layout: output row of a source's slot.
-  MOE_HD int64_t sourceRow(int source, int64_t slot) const { return bases_[source] + slot; }
+  MOE_PROTOCOL int64_t sourceRow(int source, int64_t slot) const { return bases_[source] + slot; }
   // Expert layouts: output row of a source's index-th row for a local expert, or -1 if the output does not hold it.
-  MOE_HD int64_t expertRow(int source, int64_t expert, int64_t index) const {
+  MOE_PROTOCOL int64_t expertRow(int source, int64_t expert, int64_t index) const {
     int64_t among = bases_[source * local_ + expert] + index;
     if (shape_.layout == moeLayoutExpertPadded) return among < a_.capacity ? offsets_[expert] + among : -1;
     int64_t row = offsets_[expert] + among;
     return row < a_.capacity ? row : -1;
   }
   // Rows for a local expert that have arrived, and that the output holds.
-  MOE_HD int64_t arrived(int64_t expert) const {
+  MOE_PROTOCOL int64_t arrived(int64_t expert) const {
     int last = shape_.nranks - 1;
     return bases_[last * local_ + expert] + window_.expertCounts(last)[expert];
   }
-  MOE_HD int64_t delivered(int64_t expert) const {
+  MOE_PROTOCOL int64_t delivered(int64_t expert) const {
     int64_t room = shape_.layout == moeLayoutExpertPadded ? a_.capacity : a_.capacity - offsets_[expert];
     return larger(0, smaller(arrived(expert), room));
   }
-  MOE_HD int64_t deliveredFrom(int source) const {
+  MOE_PROTOCOL int64_t deliveredFrom(int source) const {
     return a_.views ? counts(source).rows : larger(0, smaller(counts(source).rows, a_.capacity - bases_[source]));
   }
 
   // One thread.
-  MOE_HD moeSizes_t sizes() const {
+  MOE_PROTOCOL moeSizes_t sizes() const {
     moeSizes_t sizes{0, 0, 0, 0};
     for (int source = 0; source < shape_.nranks; ++source) sizes.copies += counts(source).rows;
     if (!shape_.expertLayout()) {
@@ -102,7 +102,7 @@ class Arrivals {
   }
 
  private:
-  MOE_HD bool countsAreValid(int source) {
+  MOE_PROTOCOL bool countsAreValid(int source) {
     const CountBlock& block = counts(source);
     bool ok = block.tokens >= 0 && block.tokens <= shape_.maxTokens && block.rows >= 0 && block.rows <= block.tokens &&
               block.chunks == chunksOf(block.tokens);
@@ -113,7 +113,7 @@ class Arrivals {
     return ok;
   }
 
-  MOE_HD bool someLeftOut() const {
+  MOE_PROTOCOL bool someLeftOut() const {
     for (int64_t expert = 0; expert < local_; ++expert) {
       if (delivered(expert) < arrived(expert)) return true;
     }
@@ -121,7 +121,7 @@ class Arrivals {
   }
 
   // A thread takes an expert: sums over the sources, and leaves the total in offsets_.
-  MOE_HD bool sumExperts() {
+  MOE_PROTOCOL bool sumExperts() {
     bool ok = true;
     for (int64_t expert = x_.thread(); expert < local_; expert += x_.threads()) {
       int64_t sum = 0;
@@ -140,14 +140,14 @@ class Arrivals {
     return ok;
   }
 
-  MOE_HD bool sumSources() {
+  MOE_PROTOCOL bool sumSources() {
     for (int source = x_.thread(); source < shape_.nranks; source += x_.threads()) {
       offsets_[source] = counts(source).rows;
     }
     return true;
   }
 
-  MOE_HD void startExperts() {
+  MOE_PROTOCOL void startExperts() {
     int64_t next = 0;
     for (int64_t expert = 0; expert < local_; ++expert) {
       int64_t rows = offsets_[expert];
@@ -157,7 +157,7 @@ class Arrivals {
     offsets_[local_] = next;
   }
 
-  MOE_HD void startSources() {
+  MOE_PROTOCOL void startSources() {
     int64_t next = 0;
     for (int source = 0; source < shape_.nranks; ++source) {
       bases_[source] = a_.views ? source * shape_.maxTokens : next;
@@ -180,29 +180,30 @@ class Arrivals {
 // link is in use.
 class SourceRuns {
  public:
-  MOE_HD SourceRuns(const Shape& shape, int64_t warp, int64_t warps) : shape_(shape), warp_(warp), warps_(warps) {}
+  MOE_PROTOCOL SourceRuns(const Shape& shape, int64_t warp, int64_t warps)
+      : shape_(shape), warp_(warp), warps_(warps) {}
 
   // Rows that a warp goes through when the longest source has `chunks` chunks.
-  MOE_HD int64_t rows(int64_t chunks) const {
+  MOE_PROTOCOL int64_t rows(int64_t chunks) const {
     int64_t runs = chunks * kRunsPerChunk * shape_.nranks;
     return warp_ < runs ? ceilDiv(runs - warp_, warps_) * kRunRows : 0;
   }
-  MOE_HD int source(int64_t i) const {
+  MOE_PROTOCOL int source(int64_t i) const {
     return static_cast<int>((shape_.rank + run(i) % shape_.nranks) % shape_.nranks);
   }
-  MOE_HD int64_t chunk(int64_t i) const { return run(i) / shape_.nranks / kRunsPerChunk; }
-  // Among the records of its chunk.
-  MOE_HD int64_t row(int64_t i) const { return run(i) / shape_.nranks % kRunsPerChunk * kRunRows + i % kRunRows; }
+  MOE_PROTOCOL int64_t chunk(int64_t i) const { return run(i) / shape_.nranks / kRunsPerChunk; }
+  // First row of the run among the records of its chunk.
+  MOE_PROTOCOL int64_t row(int64_t i) const { return run(i) / shape_.nranks % kRunsPerChunk * kRunRows; }
 
  private:
-  MOE_HD int64_t run(int64_t i) const { return warp_ + i / kRunRows * warps_; }
+  MOE_PROTOCOL int64_t run(int64_t i) const { return warp_ + i / kRunRows * warps_; }
 
   const Shape& shape_;
   int64_t warp_, warps_;
 };
 
 template <class X>
-MOE_HD int64_t receivingWarp(const X& x, const CommonArgs& common) {
+MOE_PROTOCOL int64_t receivingWarp(const X& x, const CommonArgs& common) {
   return int64_t{x.block() - (common.blocks - common.receiveBlocks)} * x.warps() + x.warp();
 }
 
@@ -210,7 +211,7 @@ MOE_HD int64_t receivingWarp(const X& x, const CommonArgs& common) {
 template <class X>
 class PlaceJob {
  public:
-  MOE_HD PlaceJob(const X& x, const DispatchArgs& a, const Arrivals<X>& arrivals, uint64_t epoch)
+  MOE_PROTOCOL PlaceJob(const X& x, const DispatchArgs& a, const Arrivals<X>& arrivals, uint64_t epoch)
       : a_(a),
         layout_(a.common.layout),
         shape_(layout_.shape),
@@ -220,31 +221,50 @@ class PlaceJob {
         firstExpert_(shape_.experts.first(shape_.rank)),
         runs_(shape_, receivingWarp(x, a.common), int64_t{a.common.receiveBlocks} * x.warps()) {}
 
-  MOE_HD int64_t rows() const {
+  MOE_PROTOCOL int64_t rows() const {
     int64_t chunks = 0;
     for (int source = 0; source < shape_.nranks; ++source) chunks = larger(chunks, arrivals_.counts(source).chunks);
     return runs_.rows(chunks);
   }
 
-  MOE_HD int64_t itemBytes() const { return static_cast<int64_t>(sizeof(Item)) + 4 * int64_t{shape_.topk}; }
-
-  MOE_HD RowStep begin(X& x, int64_t i, std::byte* memory) {
-    if (i % kRunRows == 0 && !enterRun(x, i)) return RowStep::kFailed;
-    int64_t slot = begin_ + runs_.row(i);
-    if (slot >= end_) return RowStep::kSkip;
-    auto* item = reinterpret_cast<Item*>(memory);
-    if (x.lane() == 0) *item = {source_, static_cast<int32_t>(slot)};
-    bool carries = false;
-    bool ok = noteRecord(x, *item, arrivals_.window().record(source_, slot), slot, &carries);
-    if (!x.warpAll(ok)) {
-      x.fail(moeInternalError, Awaited::kValidCounts, source_, static_cast<uint64_t>(slot), 0);
-      return RowStep::kFailed;
-    }
-    return x.ballot(carries) ? RowStep::kCarry : RowStep::kSkip;
+  MOE_PROTOCOL int64_t rowBytes() const {
+    int last = shape_.payloads - 1;
+    return layout_.record.payload[last] + shape_.payloadBytes[last];
+  }
+  MOE_PROTOCOL int64_t itemBytes() const { return itemBytes(shape_); }
+  MOE_HD static int64_t itemBytes(const Shape& shape) {
+    return roundUp(static_cast<int64_t>(sizeof(Item)) + 4 * int64_t{shape.topk}, 8);
   }
 
+  MOE_PROTOCOL bool beginRun(X& x, int64_t i, RunItems items) {
+    int source = runs_.source(i);
+    for (int j = x.lane(); j < kRunRows; j += x.lanes()) *items.as<Item>(j) = {source, -1, 0, 0};
+    int64_t begin = 0, end = 0;
+    if (!enterChunk(x, source, runs_.chunk(i), &begin, &end)) return false;
+    int64_t first = begin + runs_.row(i);
+    int64_t rows = larger(0, smaller(kRunRows, end - first));
+    x.warpBarrier();
+    bool ok = true;
+    for (int64_t entry = x.lane(); entry < rows * shape_.topk; entry += x.lanes()) {
+      int64_t j = entry / shape_.topk;
+      Record record(*this, source, first + j);
+      ok = noteEntry(*items.as<Item>(j), record, static_cast<int>(entry % shape_.topk)) && ok;
+    }
+    x.warpBarrier();
+    // Every record has exactly one entry that is its token's first of this rank.
+    for (int64_t j = x.lane(); j < rows; j += x.lanes()) ok = ok && items.as<Item>(j)->slot >= 0;
+    if (!x.warpAll(ok)) {
+      x.fail(moeInternalError, Awaited::kValidCounts, source, static_cast<uint64_t>(first),
+             static_cast<uint64_t>(rows));
+      return false;
+    }
+    return true;
+  }
+
+  MOE_PROTOCOL bool carries(const std::byte* item) const { return reinterpret_cast<const Item*>(item)->placed; }
+
   template <class Row>
-  MOE_HD void gather(const std::byte* memory, Row& row) const {
+  MOE_PROTOCOL void gather(const std::byte* memory, Row& row) const {
     const auto* item = reinterpret_cast<const Item*>(memory);
     const std::byte* record = arrivals_.window().record(item->source, item->slot);
     for (int payload = 0; payload < shape_.payloads; ++payload) {
@@ -253,12 +273,12 @@ class PlaceJob {
     }
   }
 
-  MOE_HD int64_t fillOffset() const { return 0; }
-  MOE_HD int64_t fillBytes() const { return 0; }
-  MOE_HD void fill(X&, const std::byte*, std::byte*) const {}
+  MOE_PROTOCOL int64_t fillOffset() const { return 0; }
+  MOE_PROTOCOL int64_t fillBytes() const { return 0; }
+  MOE_PROTOCOL void fill(X&, const std::byte*, std::byte*) const {}
 
   template <class Row>
-  MOE_HD void scatter(const std::byte* memory, const Row& row) const {
+  MOE_PROTOCOL void scatter(const std::byte* memory, const Row& row) const {
     const auto* item = reinterpret_cast<const Item*>(memory);
     if (!shape_.expertLayout()) {
       storePayloads(row, arrivals_.sourceRow(item->source, item->slot));
@@ -269,119 +289,125 @@ class PlaceJob {
     }
   }
 
-  MOE_HD void finished(X&, int64_t) const {}
+  MOE_PROTOCOL void finishedRun(X&, int64_t) const {}
 
  private:
   struct Item {
     int32_t source, slot;
+    int32_t placed;  // the output holds a row of this record
+    int32_t reserved;
     // Expert layouts: the output row of each entry, or -1; they follow the struct.
-    MOE_HD int32_t* rows() { return reinterpret_cast<int32_t*>(this + 1); }
-    MOE_HD const int32_t* rows() const { return reinterpret_cast<const int32_t*>(this + 1); }
+    MOE_PROTOCOL int32_t* rows() { return reinterpret_cast<int32_t*>(this + 1); }
+    MOE_PROTOCOL const int32_t* rows() const { return reinterpret_cast<const int32_t*>(this + 1); }
   };
 
-  // Finds the run's source and the records of its chunk, and waits for them.
-  MOE_HD bool enterRun(X& x, int64_t i) {
-    source_ = runs_.source(i);
-    int64_t chunk = runs_.chunk(i);
-    begin_ = end_ = 0;
-    if (chunk >= arrivals_.counts(source_).chunks) return true;
+  // A record's routing, where it lies in the window.
+  struct Record {
+    int source;
+    int64_t slot;
+    RecordHead head;
+    const int32_t* ids;
+    const float* weights;
+    const int32_t* indexes;
+
+    MOE_PROTOCOL Record(const PlaceJob& job, int from, int64_t at) : source(from), slot(at) {
+      const std::byte* base = job.arrivals_.window().record(from, at);
+      head = *reinterpret_cast<const RecordHead*>(base + job.layout_.record.head);
+      ids = reinterpret_cast<const int32_t*>(base + job.layout_.record.ids);
+      weights = reinterpret_cast<const float*>(base + job.layout_.record.weights);
+      indexes = reinterpret_cast<const int32_t*>(base + job.layout_.record.indexes);
+    }
+  };
+
+  // Waits for a chunk of a source and finds its records.
+  MOE_PROTOCOL bool enterChunk(X& x, int source, int64_t chunk, int64_t* begin, int64_t* end) const {
+    if (chunk >= arrivals_.counts(source).chunks) return true;
     bool ok = true;
-    if (x.lane() == 0) ok = x.wait(arrivals_.window().chunkSignal(source_, chunk), epoch_, Awaited::kRows, source_);
+    if (x.lane() == 0) ok = x.wait(arrivals_.window().chunkSignal(source, chunk), epoch_, Awaited::kRows, source);
     if (!x.warpAll(ok)) return false;
-    const int32_t* ends = arrivals_.window().chunkEnds(source_);
-    begin_ = chunk > 0 ? ends[chunk - 1] : 0;
-    end_ = ends[chunk];
-    ok = begin_ >= 0 && end_ >= begin_ && end_ <= begin_ + kChunkTokens && end_ <= arrivals_.counts(source_).rows;
+    const int32_t* ends = arrivals_.window().chunkEnds(source);
+    *begin = chunk > 0 ? ends[chunk - 1] : 0;
+    *end = ends[chunk];
+    ok = *begin >= 0 && *end >= *begin && *end <= *begin + kChunkTokens && *end <= arrivals_.counts(source).rows;
     if (!ok) {
-      x.fail(moeInternalError, Awaited::kValidCounts, source_, static_cast<uint64_t>(begin_),
-             static_cast<uint64_t>(end_));
+      x.fail(moeInternalError, Awaited::kValidCounts, source, static_cast<uint64_t>(*begin),
+             static_cast<uint64_t>(*end));
     }
     return ok;
   }
 
-  MOE_HD bool isLocal(int32_t id) const { return id >= firstExpert_ && id < firstExpert_ + arrivals_.local(); }
+  MOE_PROTOCOL bool isLocal(int32_t id) const { return id >= firstExpert_ && id < firstExpert_ + arrivals_.local(); }
 
-  // Takes a record's routing into the item, the handle and the caller's arrays; lanes take entries. False if it breaks
-  // a rule. *carries: this lane has a row to store.
-  MOE_HD bool noteRecord(X& x, Item& item, const std::byte* record, int64_t slot, bool* carries) const {
-    const auto head = *reinterpret_cast<const RecordHead*>(record + layout_.record.head);
-    const auto* ids = reinterpret_cast<const int32_t*>(record + layout_.record.ids);
-    bool inOutput = a_.views || arrivals_.sourceRow(source_, slot) < a_.capacity;
-    bool ok = head.token >= 0 && head.token < arrivals_.counts(source_).tokens;
-    uint64_t local = 0;
-    for (int from = 0; from < shape_.topk; from += x.lanes()) {
-      int k = from + x.lane();
-      int32_t id = k < shape_.topk ? ids[k] : -1;
-      local |= static_cast<uint64_t>(x.ballot(isLocal(id))) << from;
-      if (k >= shape_.topk || !ok) continue;
-      if (shape_.expertLayout()) {
-        ok = noteExpertRow(item, record, head.token, slot, k, carries);
-      } else if (inOutput) {
-        noteRankEntry(record, slot, k, id);
-      }
-    }
-    uint64_t first = local & head.rankFirsts;
-    int32_t ordinal = popcount(head.rankFirsts & (first - 1));
-    ok = ok && popcount(first) == 1 && ordinal < shape_.distinct;
-    if (x.lane() == 0) {
-      *handle_.token(source_, slot) = head.token;
-      *handle_.ordinal(source_, slot) = ordinal;
-      if (!shape_.expertLayout() && a_.outSources && inOutput)
-        noteSource(arrivals_.sourceRow(source_, slot), head.token);
-    }
-    if (!shape_.expertLayout()) *carries = inOutput && !a_.views;
-    return ok;
-  }
-
-  MOE_HD void noteRankEntry(const std::byte* record, int64_t slot, int k, int32_t id) const {
-    bool local = isLocal(id);
-    int64_t at = arrivals_.sourceRow(source_, slot) * shape_.topk + k;
-    int64_t shown = !local ? -1 : a_.localIds ? id - firstExpert_ : id;
-    if (a_.outIds && a_.wideOutIds) static_cast<int64_t*>(a_.outIds)[at] = shown;
-    if (a_.outIds && !a_.wideOutIds) static_cast<int32_t*>(a_.outIds)[at] = static_cast<int32_t>(shown);
-    if (a_.outWeights) {
-      a_.outWeights[at] = local ? reinterpret_cast<const float*>(record + layout_.record.weights)[k] : 0.0f;
-    }
-  }
-
-  MOE_HD bool noteExpertRow(Item& item, const std::byte* record, int32_t token, int64_t slot, int k,
-                            bool* carries) const {
-    const auto* ids = reinterpret_cast<const int32_t*>(record + layout_.record.ids);
-    int32_t index = reinterpret_cast<const int32_t*>(record + layout_.record.indexes)[k];
-    int32_t row = -1;
-    float weight = 0;
-    if (isLocal(ids[k]) && index >= 0) {
-      int64_t expert = ids[k] - firstExpert_;
-      if (index >= arrivals_.window().expertCounts(source_)[expert]) return false;
-      row = static_cast<int32_t>(arrivals_.expertRow(source_, expert, index));
-      // An expert that the token names again adds its weight to the first row.
-      const auto* weights = reinterpret_cast<const float*>(record + layout_.record.weights);
-      weight = weights[k];
-      for (int again = k + 1; again < shape_.topk; ++again) {
-        if (ids[again] == ids[k]) weight += weights[again];
-      }
-      if (row >= 0) noteOutputRow(row, token, static_cast<int32_t>(expert), weight);
-    }
-    item.rows()[k] = row;
-    *carries = *carries || row >= 0;
-    handle_.rows(source_, slot)[k] = row;
-    handle_.rowWeights(source_, slot)[k] = weight;
+  // Takes one entry of a record into the item, the handle and the caller's arrays. False if it breaks a rule.
+  MOE_PROTOCOL bool noteEntry(Item& item, const Record& record, int k) const {
+    bool local = isLocal(record.ids[k]);
+    if (local && record.head.rankFirsts >> k & 1 && !noteRecord(item, record, k)) return false;
+    if (shape_.expertLayout()) return noteExpertRow(item, record, k, local);
+    if (inOutput(record)) noteRankEntry(record, k, local);
     return true;
   }
 
-  MOE_HD void noteOutputRow(int64_t row, int32_t token, int32_t expert, float weight) const {
-    if (a_.outWeights) a_.outWeights[row] = weight;
-    if (a_.outRowExperts) a_.outRowExperts[row] = expert;
-    if (a_.outSources) noteSource(row, token);
+  MOE_PROTOCOL bool inOutput(const Record& record) const {
+    return a_.views || arrivals_.sourceRow(record.source, record.slot) < a_.capacity;
   }
 
-  MOE_HD void noteSource(int64_t row, int32_t token) const {
-    a_.outSources[2 * row] = source_;
-    a_.outSources[2 * row + 1] = token;
+  // What is noted once per record, by the entry that is its token's first of this rank.
+  MOE_PROTOCOL bool noteRecord(Item& item, const Record& record, int k) const {
+    int32_t ordinal = popcount(record.head.rankFirsts & ((uint64_t{1} << k) - 1));
+    if (record.head.token < 0 || record.head.token >= arrivals_.counts(record.source).tokens) return false;
+    if (ordinal >= shape_.distinct) return false;
+    item.slot = static_cast<int32_t>(record.slot);
+    *handle_.token(record.source, record.slot) = record.head.token;
+    *handle_.ordinal(record.source, record.slot) = ordinal;
+    if (shape_.expertLayout() || !inOutput(record)) return true;
+    if (!a_.views) item.placed = 1;
+    if (a_.outSources) noteSource(arrivals_.sourceRow(record.source, record.slot), record);
+    return true;
+  }
+
+  MOE_PROTOCOL void noteRankEntry(const Record& record, int k, bool local) const {
+    int64_t at = arrivals_.sourceRow(record.source, record.slot) * shape_.topk + k;
+    int64_t shown = !local ? -1 : a_.localIds ? record.ids[k] - firstExpert_ : record.ids[k];
+    if (a_.outIds && a_.wideOutIds) static_cast<int64_t*>(a_.outIds)[at] = shown;
+    if (a_.outIds && !a_.wideOutIds) static_cast<int32_t*>(a_.outIds)[at] = static_cast<int32_t>(shown);
+    if (a_.outWeights) a_.outWeights[at] = local ? record.weights[k] : 0.0f;
+  }
+
+  MOE_PROTOCOL bool noteExpertRow(Item& item, const Record& record, int k, bool local) const {
+    int32_t index = record.indexes[k];
+    int32_t row = -1;
+    float weight = 0;
+    if (local && index >= 0) {
+      int64_t expert = record.ids[k] - firstExpert_;
+      if (index >= arrivals_.window().expertCounts(record.source)[expert]) return false;
+      row = static_cast<int32_t>(arrivals_.expertRow(record.source, expert, index));
+      // An expert that the token names again adds its weight to the first row.
+      weight = record.weights[k];
+      for (int again = k + 1; again < shape_.topk; ++again) {
+        if (record.ids[again] == record.ids[k]) weight += record.weights[again];
+      }
+      if (row >= 0) noteOutputRow(row, record, static_cast<int32_t>(expert), weight);
+    }
+    item.rows()[k] = row;
+    if (row >= 0) item.placed = 1;
+    handle_.rows(record.source, record.slot)[k] = row;
+    handle_.rowWeights(record.source, record.slot)[k] = weight;
+    return true;
+  }
+
+  MOE_PROTOCOL void noteOutputRow(int64_t row, const Record& record, int32_t expert, float weight) const {
+    if (a_.outWeights) a_.outWeights[row] = weight;
+    if (a_.outRowExperts) a_.outRowExperts[row] = expert;
+    if (a_.outSources) noteSource(row, record);
+  }
+
+  MOE_PROTOCOL void noteSource(int64_t row, const Record& record) const {
+    a_.outSources[2 * row] = record.source;
+    a_.outSources[2 * row + 1] = record.head.token;
   }
 
   template <class Row>
-  MOE_HD void storePayloads(const Row& row, int64_t to) const {
+  MOE_PROTOCOL void storePayloads(const Row& row, int64_t to) const {
     for (int payload = 0; payload < shape_.payloads; ++payload) {
       const RowsOut& out = a_.outputs[payload];
       row.store(out.data + to * out.stride, layout_.record.payload[payload], shape_.payloadBytes[payload]);
@@ -396,9 +422,6 @@ class PlaceJob {
   uint64_t epoch_;
   int32_t firstExpert_;
   SourceRuns runs_;
-  // Of the run that begin() is in.
-  int source_ = 0;
-  int64_t begin_ = 0, end_ = 0;
 };
 
 }  // namespace moe

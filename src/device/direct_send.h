@@ -8,11 +8,12 @@
 #pragma once
 
 #include "device/epochs.h"
+#include "device/row_jobs.h"
 #include "device/window_view.h"
 
 namespace moe {
 
-MOE_HD inline int64_t chunksOf(int64_t tokens) { return larger(1, ceilDiv(tokens, kChunkTokens)); }
+MOE_PROTOCOL inline int64_t chunksOf(int64_t tokens) { return larger(1, ceilDiv(tokens, kChunkTokens)); }
 
 // Where one copy of a token goes.
 struct Target {
@@ -25,7 +26,7 @@ struct Target {
 template <class X>
 class Router {
  public:
-  MOE_HD Router(X& x, const DispatchArgs& a, uint64_t epoch)
+  MOE_PROTOCOL Router(X& x, const DispatchArgs& a, uint64_t epoch)
       : x_(x),
         a_(a),
         shape_(a.common.layout.shape),
@@ -35,7 +36,7 @@ class Router {
         scratch_(x.scratch(routingBytes(shape_))) {}
 
   // Counts a chunk's records per rank, and rows per expert, and publishes the histogram.
-  MOE_HD void count(int64_t chunk) {
+  MOE_PROTOCOL void count(int64_t chunk) {
     enter(chunk);
     for (int64_t bin = x_.lane(); bin < shape_.bins(); bin += x_.lanes()) next_[bin] = 0;
     x_.warpBarrier();
@@ -51,7 +52,7 @@ class Router {
   }
 
   // Gives every record of a chunk its slot, and every row its index, in token order.
-  MOE_HD void assign(int64_t chunk) {
+  MOE_PROTOCOL void assign(int64_t chunk) {
     if (loaded_ != chunk) enter(chunk);
     const int32_t* bases = work_.chunkBase(chunk);
     for (int64_t bin = x_.lane(); bin < shape_.bins(); bin += x_.lanes()) next_[bin] = bases[bin];
@@ -81,7 +82,7 @@ class Router {
   static constexpr uint8_t kExpertFirst = 2;  // and of its expert
   static constexpr int kBatch = 8;            // loads in flight per lane
 
-  MOE_HD void enter(int64_t chunk) {
+  MOE_PROTOCOL void enter(int64_t chunk) {
     std::byte* memory = scratch_ ? scratch_ : work_.routing(chunk);
     int64_t most = kChunkTokens * shape_.topk;
     ids_ = reinterpret_cast<int32_t*>(memory);
@@ -103,7 +104,7 @@ class Router {
     }
   }
 
-  MOE_HD int64_t givenId(int64_t i) const {
+  MOE_PROTOCOL int64_t givenId(int64_t i) const {
     int64_t k = i % shape_.topk;
     if (k >= a_.topk) return -1;
     int64_t at = (first_ + i / shape_.topk) * a_.topk + k;
@@ -111,7 +112,7 @@ class Router {
   }
 
   // Takes a batch of ids and weights into the handle, unless this is a repeated dispatch, which has them there.
-  MOE_HD void readEntries(int64_t from) {
+  MOE_PROTOCOL void readEntries(int64_t from) {
     int64_t id[kBatch];
     float weight[kBatch];
     for (int b = 0; b < kBatch; ++b) {
@@ -133,7 +134,7 @@ class Router {
     }
   }
 
-  MOE_HD uint8_t findFirsts(int64_t i) const {
+  MOE_PROTOCOL uint8_t findFirsts(int64_t i) const {
     if (owners_[i] < 0) return 0;
     uint8_t flags = kRankFirst | kExpertFirst;
     for (int64_t before = i / shape_.topk * shape_.topk; before < i; ++before) {
@@ -160,7 +161,7 @@ class Router {
 // Adds up the histograms of chunks 0 .. limit-1 and keeps the sums before each of this block's chunks. The block with
 // the last chunk also writes all counts into the peers' windows. All threads of the block; a thread takes a bin.
 template <class X>
-MOE_HD void sumHistograms(X& x, const DispatchArgs& a, int64_t limit, bool last, uint64_t epoch) {
+MOE_PROTOCOL void sumHistograms(X& x, const DispatchArgs& a, int64_t limit, bool last, uint64_t epoch) {
   const Layout& layout = a.common.layout;
   const Shape& shape = layout.shape;
   Workspace work(a.common);
@@ -197,7 +198,7 @@ MOE_HD void sumHistograms(X& x, const DispatchArgs& a, int64_t limit, bool last,
 
 // The routing of this block's chunks: counted, summed and assigned; the counts leave. All warps; false after a failure.
 template <class X>
-MOE_HD bool routeTokens(X& x, const DispatchArgs& a, uint64_t epoch) {
+MOE_PROTOCOL bool routeTokens(X& x, const DispatchArgs& a, uint64_t epoch) {
   const Shape& shape = a.common.layout.shape;
   Router<X> router(x, a, epoch);
   int64_t chunks = chunksOf(a.numTokens);
@@ -205,7 +206,10 @@ MOE_HD bool routeTokens(X& x, const DispatchArgs& a, uint64_t epoch) {
   int64_t firstOfWarp = x.block() + x.warp() * step;
   for (int64_t chunk = firstOfWarp; chunk < chunks; chunk += x.warps() * step) router.count(chunk);
   if (!waitConsumed(x, a.common, epoch, consumedDispatch)) return false;
-  if (x.block() >= chunks) return true;
+  if (x.block() >= chunks) {
+    bool routed = x.wait(Workspace(a.common).chunkRouted(x.block() % chunks), epoch, Awaited::kHistogram, shape.rank);
+    return x.barrier(routed);
+  }
   int64_t limit = x.block() + (chunks - 1 - x.block()) / step * step + 1;
   Workspace work(a.common);
   bool ok = true;
@@ -220,55 +224,92 @@ MOE_HD bool routeTokens(X& x, const DispatchArgs& a, uint64_t epoch) {
       return DispatchWindow(a.common.layout, a.common.windows[peer], epoch).countSignal(shape.rank);
     });
   }
-  for (int64_t chunk = firstOfWarp; chunk < chunks; chunk += x.warps() * step) router.assign(chunk);
+  for (int64_t chunk = firstOfWarp; chunk < chunks; chunk += x.warps() * step) {
+    router.assign(chunk);
+    x.warpBarrier();
+    if (x.lane() == 0) x.signalLocal(work.chunkRouted(chunk), epoch);
+  }
   return x.barrier(true);
 }
 
-// The rows of this block's chunks, as a stream job. Run q of the block is run q % kRunsPerChunk of its chunk
-// q / kRunsPerChunk; a warp takes every warps()-th run.
+// Which chunks a sending block deals with. A block routes every sendBlocks-th chunk, from its own number on. Where
+// there are more blocks than chunks, those without a chunk help to send the chunk (their number % chunks) of another.
+struct ChunkShare {
+  int64_t chunks, block, blocks;
+
+  MOE_PROTOCOL ChunkShare(const DispatchArgs& a, int64_t ofBlock)
+      : chunks(chunksOf(a.numTokens)), block(ofBlock), blocks(a.common.sendBlocks) {}
+
+  MOE_PROTOCOL int64_t count() const { return block >= chunks ? 1 : ceilDiv(chunks - block, blocks); }
+  MOE_PROTOCOL int64_t chunk(int64_t nth) const { return block % chunks + nth * blocks; }
+  // Blocks that send this block's chunks, and which of them this one is.
+  MOE_PROTOCOL int64_t senders() const { return chunks >= blocks ? 1 : (blocks - 1 - block % chunks) / chunks + 1; }
+  MOE_PROTOCOL int64_t sender() const { return chunks >= blocks ? 0 : block / chunks; }
+};
+
+// The rows of this block's chunks, as a stream job. Run q is run q % kRunsPerChunk of chunk q / kRunsPerChunk; the
+// warps of all senders take turns.
 template <class X>
 class SendJob {
  public:
-  MOE_HD SendJob(const X& x, const DispatchArgs& a, uint64_t epoch)
+  MOE_PROTOCOL SendJob(const X& x, const DispatchArgs& a, uint64_t epoch)
       : a_(a),
         layout_(a.common.layout),
         work_(a.common),
         handle_(a.common),
         epoch_(epoch),
-        block_(x.block()),
-        warp_(x.warp()),
-        warps_(x.warps()) {}
+        share_(a, x.block()),
+        warp_(share_.sender() * x.warps() + x.warp()),
+        warps_(share_.senders() * x.warps()) {}
 
   // How many rows this warp goes through, those that nobody wants included.
-  MOE_HD int64_t rows() const {
-    int64_t chunks = chunksOf(a_.numTokens);
-    int64_t runs = block_ < chunks ? ceilDiv(chunks - block_, a_.common.sendBlocks) * kRunsPerChunk : 0;
+  MOE_PROTOCOL int64_t rows() const {
+    int64_t runs = share_.count() * kRunsPerChunk;
     return warp_ < runs ? ceilDiv(runs - warp_, warps_) * kRunRows : 0;
   }
 
-  MOE_HD int64_t itemBytes() const {
-    return static_cast<int64_t>(sizeof(Item)) + layout_.shape.topk * static_cast<int64_t>(sizeof(Target));
+  MOE_PROTOCOL int64_t rowBytes() const { return layout_.record.end; }
+  MOE_PROTOCOL int64_t itemBytes() const { return itemBytes(layout_); }
+  MOE_HD static int64_t itemBytes(const Layout& layout) {
+    return headOffset(layout.shape) + roundUp(layout.record.end - layout.record.head, 16);
   }
 
-  MOE_HD RowStep begin(X& x, int64_t i, std::byte* memory) const {
-    int64_t token = tokenOf(i);
-    if (token >= a_.numTokens) return RowStep::kSkip;
-    auto* item = reinterpret_cast<Item*>(memory);
-    uint64_t firsts = 0;
-    for (int from = 0; from < layout_.shape.topk; from += x.lanes()) {
-      int k = from + x.lane();
-      int64_t packed = k < layout_.shape.topk ? work_.targets(token)[k] : -1;
-      uint64_t valid = x.ballot(packed >= 0);
-      int at = popcount(firsts) + popcount(valid & x.lanesBelow());
-      if (packed >= 0) item->targets()[at] = {static_cast<int32_t>(packed), static_cast<int32_t>(packed >> 32)};
-      firsts |= valid << from;
+  // All that the run's records need besides their payloads is read at once, lanes in parallel.
+  MOE_PROTOCOL bool beginRun(X& x, int64_t i, RunItems items) const {
+    const Shape& shape = layout_.shape;
+    int64_t first = firstToken(i);
+    for (int j = x.lane(); j < kRunRows; j += x.lanes()) {
+      *items.as<Item>(j) = {first + j, 0, 0};
+      *head<RecordHead>(items[j], layout_.record.head) = {static_cast<int32_t>(first + j), 0, 0};
     }
-    if (x.lane() == 0) *item = {token, firsts};
-    return firsts ? RowStep::kCarry : RowStep::kSkip;
+    x.warpBarrier();
+    int64_t rows = larger(0, smaller(kRunRows, a_.numTokens - first));
+    for (int64_t entry = x.lane(); entry < rows * shape.topk; entry += x.lanes()) {
+      int64_t packed = work_.targets(first)[entry];
+      int32_t id = handle_.ids(first)[entry];
+      float weight = handle_.weights(first)[entry];
+      int32_t index = shape.expertLayout() ? work_.indexes(first)[entry] : 0;
+      std::byte* item = items[entry / shape.topk];
+      int64_t k = entry % shape.topk;
+      targets(item)[k] = {static_cast<int32_t>(packed), static_cast<int32_t>(packed >> 32)};
+      head<int32_t>(item, layout_.record.ids)[k] = id;
+      head<float>(item, layout_.record.weights)[k] = weight;
+      if (shape.expertLayout()) head<int32_t>(item, layout_.record.indexes)[k] = index;
+    }
+    x.warpBarrier();
+    for (int j = x.lane(); j < rows; j += x.lanes()) {
+      uint64_t firsts = 0;
+      for (int k = 0; k < shape.topk; ++k) firsts |= uint64_t{targets(items[j])[k].rank >= 0} << k;
+      items.as<Item>(j)->wanted = firsts != 0;
+      head<RecordHead>(items[j], layout_.record.head)->rankFirsts = firsts;
+    }
+    return true;
   }
+
+  MOE_PROTOCOL bool carries(const std::byte* item) const { return reinterpret_cast<const Item*>(item)->wanted; }
 
   template <class Row>
-  MOE_HD void gather(const std::byte* item, Row& row) const {
+  MOE_PROTOCOL void gather(const std::byte* item, Row& row) const {
     int64_t token = reinterpret_cast<const Item*>(item)->token;
     for (int payload = 0; payload < layout_.shape.payloads; ++payload) {
       const RowsIn& in = a_.inputs[payload];
@@ -276,36 +317,28 @@ class SendJob {
     }
   }
 
-  MOE_HD int64_t fillOffset() const { return layout_.record.head; }
-  MOE_HD int64_t fillBytes() const { return layout_.record.end - layout_.record.head; }
-  MOE_HD void fill(X& x, const std::byte* memory, std::byte* to) const {
-    const auto* item = reinterpret_cast<const Item*>(memory);
-    int64_t token = item->token;
-    auto* ids = reinterpret_cast<int32_t*>(to + (layout_.record.ids - layout_.record.head));
-    auto* weights = reinterpret_cast<float*>(to + (layout_.record.weights - layout_.record.head));
-    auto* indexes = reinterpret_cast<int32_t*>(to + (layout_.record.indexes - layout_.record.head));
-    if (x.lane() == 0) *reinterpret_cast<RecordHead*>(to) = {static_cast<int32_t>(token), 0, item->firsts};
-    for (int k = x.lane(); k < layout_.shape.topk; k += x.lanes()) {
-      ids[k] = handle_.ids(token)[k];
-      weights[k] = handle_.weights(token)[k];
-      if (layout_.shape.expertLayout()) indexes[k] = work_.indexes(token)[k];
+  MOE_PROTOCOL int64_t fillOffset() const { return layout_.record.head; }
+  MOE_PROTOCOL int64_t fillBytes() const { return layout_.record.end - layout_.record.head; }
+  MOE_PROTOCOL void fill(X& x, const std::byte* item, std::byte* to) const {
+    const auto* from = reinterpret_cast<const uint32_t*>(item + headOffset(layout_.shape));
+    for (int64_t word = x.lane(); word < fillBytes() / 4; word += x.lanes()) {
+      reinterpret_cast<uint32_t*>(to)[word] = from[word];
     }
   }
 
   template <class Row>
-  MOE_HD void scatter(const std::byte* memory, const Row& row) const {
-    const auto* item = reinterpret_cast<const Item*>(memory);
-    int count = popcount(item->firsts);
-    for (int d = 0; d < count; ++d) {
-      Target target = item->targets()[d];
+  MOE_PROTOCOL void scatter(const std::byte* item, const Row& row) const {
+    for (int k = 0; k < layout_.shape.topk; ++k) {
+      Target target = targets(item)[k];
+      if (target.rank < 0) continue;
       DispatchWindow window(layout_, a_.common.windows[target.rank], epoch_);
       row.store(window.record(layout_.shape.rank, target.slot), 0, layout_.record.end);
     }
   }
 
-  MOE_HD void finished(X& x, int64_t i) const {
-    if (i % kRunRows != kRunRows - 1 || x.lane() != 0) return;
-    int64_t chunk = tokenOf(i) / kChunkTokens;
+  MOE_PROTOCOL void finishedRun(X& x, int64_t i) const {
+    if (x.lane() != 0) return;
+    int64_t chunk = firstToken(i) / kChunkTokens;
     if (x.arrive(work_.sendDone(chunk), 1) != kRunsPerChunk) return;
     x.reset(work_.sendDone(chunk));
     x.signalMany(layout_.shape.nranks, epoch_, [&](int peer) {
@@ -314,17 +347,29 @@ class SendJob {
   }
 
  private:
+  // The targets of the token's entries follow, rank -1: no copy for this entry; then the record's head as it travels.
   struct Item {
     int64_t token;
-    uint64_t firsts;  // entries that are the first of their rank; as many targets follow the struct
-    MOE_HD Target* targets() { return reinterpret_cast<Target*>(this + 1); }
-    MOE_HD const Target* targets() const { return reinterpret_cast<const Target*>(this + 1); }
+    int32_t wanted;
+    int32_t reserved;
   };
+  MOE_HD static int64_t headOffset(const Shape& shape) {
+    return roundUp(static_cast<int64_t>(sizeof(Item)) + shape.topk * static_cast<int64_t>(sizeof(Target)), 16);
+  }
+  MOE_PROTOCOL static Target* targets(std::byte* item) { return reinterpret_cast<Target*>(item + sizeof(Item)); }
+  MOE_PROTOCOL static const Target* targets(const std::byte* item) {
+    return reinterpret_cast<const Target*>(item + sizeof(Item));
+  }
+  // The part of the head that lies at `offset` of a record.
+  template <class T>
+  MOE_PROTOCOL T* head(std::byte* item, int64_t offset) const {
+    return reinterpret_cast<T*>(item + headOffset(layout_.shape) + (offset - layout_.record.head));
+  }
 
-  MOE_HD int64_t tokenOf(int64_t i) const {
+  MOE_PROTOCOL int64_t firstToken(int64_t i) const {
     int64_t run = warp_ + i / kRunRows * warps_;
-    int64_t chunk = block_ + run / kRunsPerChunk * a_.common.sendBlocks;
-    return chunk * kChunkTokens + run % kRunsPerChunk * kRunRows + i % kRunRows;
+    int64_t chunk = share_.chunk(run / kRunsPerChunk);
+    return chunk * kChunkTokens + run % kRunsPerChunk * kRunRows;
   }
 
   const DispatchArgs& a_;
@@ -332,12 +377,13 @@ class SendJob {
   Workspace work_;
   HandleView handle_;
   uint64_t epoch_;
-  int64_t block_, warp_, warps_;
+  ChunkShare share_;
+  int64_t warp_, warps_;
 };
 
 // The sending half of a dispatch. All warps of blocks 0 .. sendBlocks-1; false after a failure.
 template <class X>
-MOE_HD bool sendDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
+MOE_PROTOCOL bool sendDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
   auto buffers = static_cast<uint64_t>(a.common.layout.shape.buffers);
   // Views that have been out for `buffers` epochs end here: the stream has passed their readers.
   if (x.block() == 0 && x.thread() == 0 && epoch > buffers && a.common.control()->releasedDispatch < epoch - buffers) {

@@ -12,7 +12,7 @@ using ConsumedWord = uint64_t* (*)(const Layout& layout, std::byte* window, int 
 
 // Waits until every peer has read what this rank sent `buffers` epochs ago. All warps of the block.
 template <class X>
-MOE_HD bool waitConsumed(X& x, const CommonArgs& common, uint64_t epoch, ConsumedWord word) {
+MOE_PROTOCOL bool waitConsumed(X& x, const CommonArgs& common, uint64_t epoch, ConsumedWord word) {
   const Shape& shape = common.layout.shape;
   auto buffers = static_cast<uint64_t>(shape.buffers);
   bool ok = true;
@@ -24,7 +24,7 @@ MOE_HD bool waitConsumed(X& x, const CommonArgs& common, uint64_t epoch, Consume
 
 // Tells every peer that what it dispatched up to `epoch` has been read. One thread.
 template <class X>
-MOE_HD void releaseDispatch(X& x, const CommonArgs& common, uint64_t epoch) {
+MOE_PROTOCOL void releaseDispatch(X& x, const CommonArgs& common, uint64_t epoch) {
   const Shape& shape = common.layout.shape;
   common.control()->releasedDispatch = epoch;
   x.signalMany(shape.nranks, epoch,
@@ -34,7 +34,7 @@ MOE_HD void releaseDispatch(X& x, const CommonArgs& common, uint64_t epoch) {
 // Notes that dispatch `epoch` has been read, and releases what can be released: epochs go in order, and views hold
 // theirs back. One thread.
 template <class X>
-MOE_HD void finishReading(X& x, const CommonArgs& common, uint64_t epoch) {
+MOE_PROTOCOL void finishReading(X& x, const CommonArgs& common, uint64_t epoch) {
   Control* control = common.control();
   auto buffers = static_cast<uint64_t>(common.layout.shape.buffers);
   control->readDispatch[epoch % buffers] = epoch;

@@ -63,12 +63,12 @@ class HostExec {
  public:
   // `memory`: kMemoryBytes of this warp's own.
   HostExec(HostGrid& grid, int block, int warp, std::byte* memory)
-      : grid_(grid), block_(block), warp_(warp), fill_(memory), item_(memory + kFillBytes) {}
+      : grid_(grid), block_(block), warp_(warp), fill_(memory), items_{memory + kFillBytes, kItemBytes} {}
 
   // The part of a record that a job composes: the head with ids, weights and indexes. And the largest item.
   static constexpr int64_t kFillBytes = sizeof(RecordHead) + 12 * MOE_MAX_TOPK + kRecordAlign;
-  static constexpr int64_t kItemBytes = sizeof(ReduceItem) + sizeof(ReduceSource) * MOE_MAX_TOPK;
-  static constexpr int64_t kMemoryBytes = kFillBytes + kItemBytes;
+  static constexpr int64_t kItemBytes = sizeof(ReduceItem) + sizeof(ReduceSource) * MOE_MAX_TOPK + kFillBytes;
+  static constexpr int64_t kMemoryBytes = kFillBytes + kRunRows * kItemBytes;
 
   int block() const { return block_; }
   int warp() const { return warp_; }
@@ -134,12 +134,14 @@ class HostExec {
   bool reduceRows(int64_t count, Job& job);
 
  private:
+  template <class Job>
+  static void addRow(ReduceItem& item, const Job& job);
   bool waitSlow(const uint64_t* word, uint64_t expected, Awaited awaited, int peer);
 
   HostGrid& grid_;
   int block_, warp_;
   std::byte* fill_;
-  std::byte* item_;
+  RunItems items_;
 };
 
 // The pieces of one row in flight: where each range of it lies.
@@ -155,7 +157,6 @@ class HostRow {
       std::memcpy(to + (begin - offset), piece.from + (begin - piece.offset), static_cast<size_t>(end - begin));
     }
   }
-  void clear(std::byte* to, int64_t bytes) const { std::memset(to, 0, static_cast<size_t>(bytes)); }
 
  private:
   struct Piece {
@@ -168,19 +169,20 @@ class HostRow {
 
 template <class Job>
 bool HostExec::streamRows(int64_t count, Job& job) {
-  for (int64_t i = 0; i < count; ++i) {
-    RowStep step = job.begin(*this, i, item_);
-    if (step == RowStep::kFailed) return false;
-    if (step == RowStep::kCarry) {
+  for (int64_t i = 0; i < count; i += kRunRows) {
+    if (!job.beginRun(*this, i, items_)) return false;
+    for (int64_t j = 0; j < kRunRows; ++j) {
+      const std::byte* item = items_[j];
+      if (!job.carries(item)) continue;
       HostRow row;
-      job.gather(item_, row);
+      job.gather(item, row);
       if (job.fillBytes() > 0) {
-        job.fill(*this, item_, fill_);
+        job.fill(*this, item, fill_);
         row.load(job.fillOffset(), fill_, job.fillBytes());
       }
-      job.scatter(item_, row);
+      job.scatter(item, row);
     }
-    job.finished(*this, i);
+    job.finishedRun(*this, i);
   }
   return true;
 }
@@ -213,24 +215,33 @@ void reduceRow(ReduceItem& item, bool weighted, int64_t elements) {
 
 template <class Job>
 bool HostExec::reduceRows(int64_t count, Job& job) {
-  auto& item = *reinterpret_cast<ReduceItem*>(item_);
-  for (int64_t i = 0; i < count; ++i) {
-    RowStep step = job.begin(*this, i, item);
-    if (step == RowStep::kFailed) return false;
-    if (step == RowStep::kCarry) {
-      if (item.count == 1 && !job.weighted()) {
-        std::memcpy(item.result, item.sources()[0].row, static_cast<size_t>(job.rowBytes()));
-      } else if (job.type() == moeFloat32) {
-        reduceRow<Float32>(item, job.weighted(), job.elements());
-      } else if (job.type() == moeFloat16) {
-        reduceRow<Float16>(item, job.weighted(), job.elements());
-      } else {
-        reduceRow<Bfloat16>(item, job.weighted(), job.elements());
-      }
+  for (int64_t i = 0; i < count; i += kRunRows) {
+    if (!job.beginRun(*this, i, items_)) return false;
+    for (int64_t j = 0; j < kRunRows; ++j) {
+      auto& item = *items_.as<ReduceItem>(j);
+      if (item.result) addRow(item, job);
     }
-    job.finished(*this, i);
+    job.finishedRun(*this, i);
   }
   return true;
+}
+
+template <class Job>
+void HostExec::addRow(ReduceItem& item, const Job& job) {
+  int64_t count = 0;
+  for (int64_t s = 0; s < item.count; ++s) {
+    if (item.sources()[s].row) item.sources()[count++] = item.sources()[s];
+  }
+  item.count = count;
+  if (count == 1 && !job.weighted()) {
+    std::memcpy(item.result, item.sources()[0].row, static_cast<size_t>(job.rowBytes()));
+  } else if (job.type() == moeFloat32) {
+    reduceRow<Float32>(item, job.weighted(), job.elements());
+  } else if (job.type() == moeFloat16) {
+    reduceRow<Float16>(item, job.weighted(), job.elements());
+  } else {
+    reduceRow<Bfloat16>(item, job.weighted(), job.elements());
+  }
 }
 
 }  // namespace moe

@@ -105,6 +105,10 @@ class HostBackend : public Backend {
     return allocations_.back()->base();
   }
 
+  std::shared_ptr<void> allocateNotices(size_t bytes) override {
+    return {new uint64_t[bytes / 8 + 1]{}, [](void* memory) { delete[] static_cast<uint64_t*>(memory); }};
+  }
+
   std::byte* const* publish(const std::vector<std::byte*>& windows) override {
     windows_ = windows;
     return windows_.data();
@@ -113,11 +117,17 @@ class HostBackend : public Backend {
   Outcome dispatch(DispatchArgs& args, void*) override {
     return run(args, [](HostExec& exec, const DispatchArgs& a) { directDispatch(exec, a); });
   }
-  Outcome count(DispatchArgs& args, void*) override {
-    return run(args, [](HostExec& exec, const DispatchArgs& a) {
+  Outcome count(DispatchArgs& args, void*, moeSizes_t* sizes) override {
+    Outcome outcome = run(args, [](HostExec& exec, const DispatchArgs& a) {
       if (exec.block() == 0) countDispatch(exec, a);
     });
+    *sizes = args.common.handleHead()->sizes;
+    return outcome;
   }
+
+  Outcome poll() override { return {}; }
+  bool synchronous() const override { return true; }
+  void drain() override {}
   Outcome combine(CombineArgs& args, void*) override {
     return run(args, [](HostExec& exec, const CombineArgs& a) { directCombine(exec, a); });
   }

@@ -2,7 +2,6 @@
 // The element types that combine adds: to fp32 and back, rounding to nearest even.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 
 #include "base/host_device.h"
@@ -12,13 +11,20 @@ namespace moe {
 struct Bfloat16 {
   uint16_t bits;
 
-  MOE_HD static float load(Bfloat16 value) { return std::bit_cast<float>(uint32_t{value.bits} << 16); }
+  MOE_HD static float load(Bfloat16 value) { return __builtin_bit_cast(float, uint32_t{value.bits} << 16); }
   MOE_HD static Bfloat16 store(float value) {
-    auto word = std::bit_cast<uint32_t>(value);
+#if defined(__CUDA_ARCH__)
+    // The same rounding in one instruction; a NaN becomes the canonical one.
+    uint16_t bits;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+    return {bits};
+#else
+    auto word = __builtin_bit_cast(uint32_t, value);
     uint32_t rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
     // A NaN must not round up to infinity: keep it one, and quiet.
     bool isNan = (word & 0x7fffffffu) > 0x7f800000u;
     return {static_cast<uint16_t>(isNan ? (word >> 16) | 0x40u : rounded)};
+#endif
   }
 };
 
@@ -28,13 +34,13 @@ struct Float16 {
   MOE_HD static float load(Float16 value) {
     uint32_t sign = uint32_t{value.bits & 0x8000u} << 16;
     uint32_t magnitude = uint32_t{value.bits} & 0x7fffu;
-    if (magnitude >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
+    if (magnitude >= 0x7c00u) return __builtin_bit_cast(float, sign | 0x7f800000u | ((magnitude & 0x3ffu) << 13));
     // Moves exponent and fraction into place; the multiplication rebiases and turns subnormals into normals, exactly.
-    float scaled = std::bit_cast<float>(magnitude << 13) * std::bit_cast<float>(0x77800000u);
-    return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(scaled));
+    float scaled = __builtin_bit_cast(float, magnitude << 13) * __builtin_bit_cast(float, 0x77800000u);
+    return __builtin_bit_cast(float, sign | __builtin_bit_cast(uint32_t, scaled));
   }
   MOE_HD static Float16 store(float value) {
-    auto word = std::bit_cast<uint32_t>(value);
+    auto word = __builtin_bit_cast(uint32_t, value);
     uint32_t sign = (word >> 16) & 0x8000u;
     uint32_t magnitude = word & 0x7fffffffu;
     uint32_t result;
@@ -43,8 +49,8 @@ struct Float16 {
     } else if (magnitude >= 0x477ff000u) {  // rounds to 65536 or more
       result = 0x7c00u;
     } else if (magnitude < 0x38800000u) {  // below the smallest normal: let the addition of 0.5 round to its last bit
-      float shifted = std::bit_cast<float>(magnitude) + 0.5f;
-      result = std::bit_cast<uint32_t>(shifted) - 0x3f000000u;
+      float shifted = __builtin_bit_cast(float, magnitude) + 0.5f;
+      result = __builtin_bit_cast(uint32_t, shifted) - 0x3f000000u;
     } else {
       result = (magnitude + 0xc8000fffu + ((magnitude >> 13) & 1u)) >> 13;
     }

@@ -89,6 +89,7 @@ class Workspace {
     return at<int32_t>(layout_.workspace.chunkBases) + chunk * layout_.shape.bins();
   }
   MOE_HD uint64_t* chunkReady(int64_t chunk) const { return at<uint64_t>(layout_.workspace.chunkReady) + chunk; }
+  MOE_HD uint64_t* chunkRouted(int64_t chunk) const { return at<uint64_t>(layout_.workspace.chunkRouted) + chunk; }
   MOE_HD uint32_t* sendDone(int64_t chunk) const { return at<uint32_t>(layout_.workspace.sendDone) + chunk; }
   MOE_HD uint32_t* combineDone(int source, int64_t chunk) const {
     return at<uint32_t>(layout_.workspace.combineDone) + source * layout_.shape.chunks + chunk;

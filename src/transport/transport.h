@@ -5,7 +5,6 @@
 // It also carries departures: a rank that leaves, aborts or dies is marked in every peer's PeerStates.
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -13,6 +12,7 @@
 
 #include "base/wait_limit.h"
 #include "bootstrap/bootstrap.h"
+#include "base/peer_state.h"
 
 namespace moe {
 
@@ -37,36 +37,6 @@ struct Peer {
   std::shared_ptr<void> owner;  // keeps the mapping
   const char* transport = "";   // "self", "local" (same process), "shm", ...
   std::string reason;           // for kNone: a sentence that ends an error text
-};
-
-// What became of a rank. Ordered: a later state never goes back to an earlier one.
-enum class PeerState : unsigned char {
-  kAlive = 0,
-  kLeft = 1,     // finalized in good order
-  kAborted = 2,  // called moeCommAbort, or failed
-  kDead = 3,     // its process went away without a word
-};
-
-// One word per rank, written by transports and read by every wait. Any thread.
-class PeerStates {
- public:
-  explicit PeerStates(int nranks) : states_(static_cast<size_t>(nranks)) {}
-
-  PeerState get(int rank) const { return states_[static_cast<size_t>(rank)].load(std::memory_order_acquire); }
-  // True if any rank has aborted or died: then no wait can be trusted to end.
-  bool anyLost() const { return lost_.load(std::memory_order_acquire); }
-  void set(int rank, PeerState state) {
-    std::atomic<PeerState>& word = states_[static_cast<size_t>(rank)];
-    PeerState seen = word.load(std::memory_order_relaxed);
-    while (seen < state && !word.compare_exchange_weak(seen, state, std::memory_order_release)) {
-    }
-    if (state >= PeerState::kAborted) lost_.store(true, std::memory_order_release);
-  }
-  int size() const { return static_cast<int>(states_.size()); }
-
- private:
-  std::vector<std::atomic<PeerState>> states_;
-  std::atomic<bool> lost_{false};
 };
 
 class Transport {

@@ -14,7 +14,7 @@ refuses() {
 }
 
 run 0 --help
-for option in -b -e -f -n -w -c -p -t --hidden --experts --topk --dtype --layout --align --exact --budget --ids \
+for option in -b -e -f -n -w -c -p -t -g --hidden --experts --topk --dtype --layout --align --exact --budget --ids \
   --backend --transport --path --op --routing --sms --max-tokens --timeout-ms --stall --seed --json --corrupt \
   --deterministic --nodes --quant --graph --halves --slots --baseline --window --block-m --tune --help --version; do
   says out "(^|[ ,])$option([ ,]|$)"
@@ -37,7 +37,7 @@ refuses '--routing random: unknown value; known: uniform, zipf:A, node-limited:M
 refuses 'Could not convert: -b = many' -b many
 
 # What only other versions have.
-for line in '-g 2' '--quant fp8' '--quant fp8_ue8m0' '--graph' '--halves' '--slots rank' '--baseline nccl' '--nodes 2' \
+for line in '--quant fp8' '--quant fp8_ue8m0' '--graph' '--halves' '--slots rank' '--baseline mpi' '--nodes 2' \
   '--transport tcp' '--path hybrid' '--path low_latency' '--window 4096' '--block-m 64' '--tune file'; do
   read -ra words <<<"$line"
   refuses "${words[0]}.*: this version does not have it" "${words[@]}"
@@ -59,6 +59,9 @@ refuses '--stall: there is no rank 2 among 2' --stall 2:5
 refuses '--stall 1: must be RANK:MS' --stall 1
 refuses '--stall 1:x: must be RANK:MS' --stall 1:x
 refuses '-p and -t exclude each other' -p 2
+refuses '--baseline nccl: has only --layout rank' --baseline nccl --layout expert
+refuses '--baseline nccl: NCCL needs GPUs' --baseline nccl --backend host
+refuses '-g and -t exclude each other' -g 2
 refuses '--routing zipf: the part after the colon must be a skew' --routing zipf
 refuses '--routing masked:2: the part after the colon must be a probability' --routing masked:2
 refuses '--routing node-limited:1.5: .* a whole number of groups' --routing node-limited:1.5

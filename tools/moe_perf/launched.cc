@@ -2,7 +2,9 @@
 // One rank of those that a launcher started: torchrun, mpirun or srun.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <memory>
 
 #include "launch.h"
@@ -20,6 +22,13 @@ class LaunchedWorld : public World {
   }
 
   Team& team() override { return team_; }
+
+  int localRank() const override {
+    for (const char* name : {"LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"}) {
+      if (const char* text = std::getenv(name)) return std::max(0, std::atoi(text));
+    }
+    return team_.rank();
+  }
 
   moeComm_t join(const moeConfig_t& config) override {
     moeComm_t comm = nullptr;

@@ -8,7 +8,9 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <functional>
 #include <sstream>
+#include <string_view>
 #include <vector>
 
 namespace moe::perf {
@@ -53,6 +55,12 @@ int usableCores() {
 
 int64_t totalMemory() { return memoryValue("MemTotal"); }
 int64_t availableMemory() { return std::max<int64_t>(memoryValue("MemAvailable"), int64_t{64} << 20); }
+
+double hostNumber() {
+  char name[256] = {};
+  gethostname(name, sizeof name - 1);
+  return static_cast<double>(std::hash<std::string_view>()(name) >> 16);
+}
 
 CopyLimit::CopyLimit(Team& team) : team_(team) {
   int64_t bytes = std::max<int64_t>(std::min(kCopyBytes, availableMemory() / 8) / team.size(), int64_t{1} << 20);

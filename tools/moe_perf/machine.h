@@ -14,6 +14,8 @@ std::string cpuModel();
 int usableCores();
 int64_t totalMemory();
 int64_t availableMemory();
+// Tells this host from others; exact in a double.
+double hostNumber();
 
 // How fast all ranks at once copy memory with memcpy, out of the cache. Its memory is made once for all rows.
 class CopyLimit {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // moe_perf: times moecl's dispatch and combine, and checks every row.
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
@@ -37,11 +38,14 @@ int run(const std::vector<std::string>& arguments) {
     printVersion();
     return 0;
   }
+  // Before the first call of CUDA. Each stream needs a queue of its own on the GPU: ranks that share one would wait for
+  // each other's kernels.
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
   Routing routing(options);
   if (isWorker()) return runWorker(options, routing);
   if (options.processes == 0 && options.threads == 0) return runLaunched(options, routing);
   // Refuses before anything starts what no number of nodes could make possible.
-  routing.setShape(options.processes + options.threads, 1);
+  routing.setShape(options.ranks(), 1);
   Report report(options);
   if (options.threads > 0) return runThreads(options, routing, report);
   return runProcesses(options, arguments, report);

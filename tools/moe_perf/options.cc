@@ -32,6 +32,7 @@ constexpr Name<moeBackend_t> kBackends[] = {
     {"auto", moeBackendAuto}, {"host", moeBackendHost}, {"cuda", moeBackendCuda}};
 constexpr Name<moePath_t> kPaths[] = {{"auto", moePathAuto}, {"direct", moePathDirect}};
 constexpr Name<Op> kOps[] = {{"roundtrip", Op::kRoundtrip}, {"dispatch", Op::kDispatch}, {"combine", Op::kCombine}};
+constexpr Name<BaselineKind> kBaselines[] = {{"none", BaselineKind::kNone}, {"nccl", BaselineKind::kNccl}};
 constexpr Name<RoutingKind> kRoutings[] = {
     {"uniform", RoutingKind::kUniform}, {"zipf", RoutingKind::kZipf},     {"node-limited", RoutingKind::kNodeLimited},
     {"same", RoutingKind::kSame},       {"masked", RoutingKind::kMasked}, {"last", RoutingKind::kLast},
@@ -46,12 +47,11 @@ struct Later {
 
 const std::vector<Later>& laterOptions() {
   static const std::vector<Later>& table = *new std::vector<Later>{
-      {"-g", {}, {}},
       {"--quant", {"none", "fp8", "fp8-ue8m0"}, {"none"}},
       {"--graph", {}, {}},
       {"--halves", {}, {}},
       {"--slots", {"auto", "expert", "rank"}, {"auto"}},
-      {"--baseline", {"none", "nccl", "mpi"}, {"none"}},
+      {"--baseline", {"none", "nccl", "mpi"}, {"none", "nccl"}},
       {"--nodes", {}, {"0", "1"}},
       {"--transport", {"auto", "tcp", "verbs"}, {"auto"}},
       {"--path", {"auto", "direct", "hybrid", "low-latency", "bounded", "pull"}, {"auto", "direct"}},
@@ -147,10 +147,12 @@ void parseStall(const std::string& text, Options* options) {
 
 // The texts of options that are parsed further once CLI11 has split the command line.
 struct Texts {
-  std::string dtype = "bf16", layout = "rank", ids = "int64", backend = "auto", path = "auto", op = "roundtrip";
+  std::string dtype = "bf16", layout = "rank", ids = "int64", backend = "auto", path = "auto", op = "roundtrip",
+              baseline = "none";
   std::string routing = "uniform", stall;
   int check = 1;
-  // By the index of laterOptions(); --path is in both.
+  int gpus = 1;
+  // By the index of laterOptions(); --path and --baseline are in both.
   std::vector<std::string> later = std::vector<std::string>(laterOptions().size());
 };
 
@@ -162,6 +164,9 @@ void declareSizes(CLI::App& app, Options& o, Texts& t) {
   app.add_option("-w", o.warmups, "warm-up iterations (5)");
   app.add_option("-c", t.check, "1: compare every received and every combined row with the oracle; 0: do not (1)");
   app.add_option("-p", o.processes, "ranks as processes that moe_perf starts");
+  app.add_option("-g", t.gpus,
+                 "ranks that each process drives as threads, each on a GPU of its own: -p P -g N makes P * N ranks. "
+                 "Without -p: as -t N");
   app.add_option("-t", o.threads,
                  "ranks as threads of one process. Without -p and -t: rank and size come from the "
                  "launcher's environment (torchrun, mpirun, srun)");
@@ -188,13 +193,15 @@ void declareChoices(CLI::App& app, Options& o, Texts& t) {
   app.add_option("--seed", o.seed, "of tokens and routing (1)");
   app.add_option("--json", o.json, "write everything to this file as JSON; - is stdout, and text then goes to stderr");
   app.add_option("--stall", t.stall, "RANK:MS: that rank sleeps before each call; its sleep is part of the times");
+  app.add_option("--baseline", t.baseline,
+                 "none, or nccl: the same layer through NCCL too, with rows of its own (none)");
   app.add_flag("--corrupt", o.corrupt, "flip one bit of one received row before its check, which must then fail");
   app.add_flag("--deterministic", o.deterministic, "fixed row order; rows of this version always come in one");
   app.add_flag("--version", o.version, "print the versions and exit");
   for (size_t i = 0; i < laterOptions().size(); ++i) {
     const Later& later = laterOptions()[i];
     std::string name = later.option;
-    if (name == "--path") continue;
+    if (name == "--path" || name == "--baseline") continue;
     bool flag = name == "--graph" || name == "--halves";
     CLI::Option* option =
         flag ? app.add_flag_callback(
@@ -209,7 +216,8 @@ void declareChoices(CLI::App& app, Options& o, Texts& t) {
 void refuseLater(const Texts& texts) {
   for (size_t i = 0; i < laterOptions().size(); ++i) {
     const Later& later = laterOptions()[i];
-    std::string value = std::string(later.option) == "--path" ? texts.path : texts.later[i];
+    std::string name = later.option;
+    std::string value = name == "--path" ? texts.path : name == "--baseline" ? texts.baseline : texts.later[i];
     if (value.empty()) continue;
     auto among = [&](const std::vector<std::string>& list) {
       return std::find(list.begin(), list.end(), hyphens(value)) != list.end();
@@ -249,15 +257,29 @@ void checkRanges(const Options& o) {
   if (o.maxTokens > 0 && o.last > o.maxTokens) {
     usage("--max-tokens ", o.maxTokens, ": must not be smaller than -e ", o.last);
   }
+  if (o.baseline == BaselineKind::kNccl && o.layout != moeLayoutRank) {
+    usage("--baseline nccl: has only --layout rank");
+  }
+  if (o.baseline == BaselineKind::kNccl && o.backend == moeBackendHost) {
+    usage("--baseline nccl: NCCL needs GPUs; leave out --backend host");
+  }
   requireRange("--timeout-ms", o.timeoutMs, 1, 3600000);
   if (o.corrupt && !o.check) usage("--corrupt needs the check: leave out -c 0");
 }
 
-void checkLaunch(const CLI::App& app, const Options& o) {
+void takeLaunch(const CLI::App& app, int gpus, Options* options) {
+  Options& o = *options;
   if (app.count("-p") && app.count("-t")) usage("-p and -t exclude each other: leave one out");
+  if (app.count("-g") && app.count("-t")) usage("-g and -t exclude each other: leave one out");
   if (app.count("-p")) requireRange("-p", o.processes, 1, kMaxRanks);
   if (app.count("-t")) requireRange("-t", o.threads, 1, kMaxRanks);
-  int ranks = o.processes + o.threads;
+  if (app.count("-g")) {
+    requireRange("-g", gpus, 1, kMaxRanks);
+    if (o.backend == moeBackendHost) usage("-g ", gpus, ": --backend host drives no GPUs; use -t");
+    (o.processes > 0 ? o.perProcess : o.threads) = gpus;
+  }
+  int ranks = o.ranks();
+  if (ranks > kMaxRanks) usage("-p ", o.processes, " -g ", gpus, ": at most ", kMaxRanks, " ranks");
   if (ranks > 0 && o.stallRank >= ranks) usage("--stall: there is no rank ", o.stallRank, " among ", ranks);
 }
 
@@ -311,6 +333,7 @@ Options parseOptions(const std::vector<std::string>& arguments) {
   o.backend = parseName("--backend", t.backend, kBackends);
   o.path = parseName("--path", t.path, kPaths);
   o.op = parseName("--op", t.op, kOps);
+  o.baseline = parseName("--baseline", t.baseline, kBaselines);
   o.routing = parseRouting(t.routing);
   if (app.count("--stall")) parseStall(t.stall, &o);
   requireRange("-c", t.check, 0, 1);
@@ -318,7 +341,7 @@ Options parseOptions(const std::vector<std::string>& arguments) {
   o.budgetGiven = app.count("--budget") > 0;
   if (app.count("-e") == 0) o.last = std::max(o.first, o.last);
   checkRanges(o);
-  checkLaunch(app, o);
+  takeLaunch(app, t.gpus, &o);
   return o;
 }
 
@@ -341,6 +364,7 @@ const char* nameOf(moeIdType_t value) { return textOf(value, kIdTypes); }
 const char* nameOf(moeBackend_t value) { return textOf(value, kBackends); }
 const char* nameOf(moePath_t value) { return textOf(value, kPaths); }
 const char* nameOf(Op value) { return textOf(value, kOps); }
+const char* nameOf(BaselineKind value) { return textOf(value, kBaselines); }
 
 std::string nameOf(const RoutingSpec& routing) {
   std::string name = textOf(routing.kind, kRoutings);

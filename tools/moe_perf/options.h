@@ -12,6 +12,8 @@ namespace moe::perf {
 
 enum class Op { kRoundtrip, kDispatch, kCombine };
 
+enum class BaselineKind { kNone, kNccl };
+
 enum class RoutingKind { kUniform, kZipf, kNodeLimited, kSame, kMasked, kLast, kFile };
 
 struct RoutingSpec {
@@ -29,6 +31,7 @@ struct Options {
   bool check = true;
   int processes = 0;
   int threads = 0;
+  int perProcess = 1;  // ranks of each of those processes, as threads
   int64_t hidden = 7168;
   int64_t experts = 256;
   int topk = 8;
@@ -51,6 +54,7 @@ struct Options {
   int stallRank = -1;
   int stallMs = 0;
   bool corrupt = false;
+  BaselineKind baseline = BaselineKind::kNone;
   bool deterministic = false;
 
   // Set when the command line asks for a text in place of a run.
@@ -58,6 +62,8 @@ struct Options {
   bool version = false;
   std::string helpText;
 
+  // Of moe_perf's own ranks; 0 if a launcher starts them.
+  int ranks() const { return processes * perProcess + threads; }
   // Rows stay in the window and are never copied out.
   bool views() const { return layout == moeLayoutRank && !exact && !budgetGiven; }
   moeDataType_t combineDtype() const { return dtype == moeFloat8e4m3 ? moeBfloat16 : dtype; }
@@ -76,6 +82,7 @@ const char* nameOf(moeIdType_t value);
 const char* nameOf(moeBackend_t value);
 const char* nameOf(moePath_t value);
 const char* nameOf(Op value);
+const char* nameOf(BaselineKind value);
 std::string nameOf(const RoutingSpec& routing);
 
 }  // namespace moe::perf

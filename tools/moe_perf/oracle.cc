@@ -130,6 +130,18 @@ ExpectedReceive expectReceive(const Shape& shape, int rank, const std::vector<Ro
   return out;
 }
 
+std::vector<RowRange> deliveredRanges(const ExpectedReceive& expected) {
+  std::vector<RowRange> ranges;
+  for (const ExpectedRow& row : expected.rows) {
+    if (!row.delivered) continue;
+    if (ranges.empty() || ranges.back().first + ranges.back().count != row.position) {
+      ranges.push_back({row.position, 0});
+    }
+    ++ranges.back().count;
+  }
+  return ranges;
+}
+
 float rowFactor(const Shape& shape, int rank, const int64_t* ids, const float* weights) {
   float sum = 0;
   for (int k = 0; k < shape.topk; ++k) {

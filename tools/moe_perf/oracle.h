@@ -46,6 +46,14 @@ struct ExpectedReceive {
   moeSizes_t sizes{};
 };
 
+// Rows at positions that follow each other.
+struct RowRange {
+  int64_t first;
+  int64_t count;
+};
+// Where the delivered rows lie, in ascending order.
+std::vector<RowRange> deliveredRanges(const ExpectedReceive& expected);
+
 // What `rank` receives when rank r sends routes[r].
 ExpectedReceive expectReceive(const Shape& shape, int rank, const std::vector<Routes>& routes);
 

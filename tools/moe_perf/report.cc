@@ -21,6 +21,7 @@ Json optionsJson(const Options& o) {
   json["c"] = o.check ? 1 : 0;
   json["p"] = o.processes;
   json["t"] = o.threads;
+  json["per_process"] = o.perProcess;
   json["hidden"] = o.hidden;
   json["experts"] = o.experts;
   json["topk"] = o.topk;
@@ -42,12 +43,13 @@ Json optionsJson(const Options& o) {
   json["seed"] = o.seed;
   if (o.stallRank >= 0) json["stall"] = {{"rank", o.stallRank}, {"ms", o.stallMs}};
   json["corrupt"] = o.corrupt;
+  json["baseline"] = nameOf(o.baseline);
   json["deterministic"] = o.deterministic;
   return json;
 }
 
 const char* launchName(const Options& o) {
-  if (o.processes > 0) return "processes";
+  if (o.processes > 0) return o.perProcess > 1 ? "threads of several processes" : "processes";
   return o.threads > 0 ? "threads of one process" : "a launcher's ranks";
 }
 
@@ -58,6 +60,7 @@ Report::Report(const Options& options)
   document_["tool"] = "moe_perf";
   document_["options"] = optionsJson(options);
   document_["rows"] = Json::array();
+  document_["baseline_rows"] = Json::array();
   document_["errors"] = Json::array();
   document_["notes"] = Json::array();
 }
@@ -109,6 +112,7 @@ void Report::printHeader(const Json& header) {
                header["library_version"].get<std::string>().c_str());
   std::fprintf(out_, "# machine: %s, %d cores, %.1f GiB\n", cpu.c_str(), machine["cores"].get<int>(),
                machine["memory_bytes"].get<double>() / (1 << 30));
+  if (machine.contains("gpu")) std::fprintf(out_, "# gpu: %s\n", machine["gpu"].get<std::string>().c_str());
   std::fprintf(out_, "# %zu ranks on %d node%s as %s\n", header["ranks"].size(), header["nodes"].get<int>(),
                header["nodes"] == 1 ? "" : "s", launchName(o));
   for (const Json& rank : header["ranks"]) {
@@ -135,21 +139,24 @@ void Report::printHeader(const Json& header) {
       model["copies_per_token"].get<double>(), static_cast<long long>(model["payload_bytes"].get<int64_t>()),
       static_cast<long long>(model["record_bytes"].get<int64_t>()), model["dispatch_bytes_per_token"].get<double>(),
       static_cast<long long>(model["combine_bytes"].get<int64_t>()), model["combine_bytes_per_token"].get<double>());
-  printColumns();
+  if (header.contains("baseline")) {
+    std::fprintf(out_, "# baseline: %s\n", header["baseline"].get<std::string>().c_str());
+  }
+  printColumns(header);
 }
 
-void Report::printColumns() {
+void Report::printColumns(const Json& header) {
+  std::string times = header["times"], wire = header["wire"], limit = header["limit"];
+  bool baseline = options_.baseline != BaselineKind::kNone;
   const char* subject = options_.op == Op::kCombine ? "combine" : "dispatch";
-  std::fprintf(
-      out_,
-      "# times: us of the slowest rank, %d calls after %d more; every call starts with all ranks at a barrier\n"
-      "# algbw: payload bytes of the rank that gets most / %s p50; wire: bytes that the library writes per rank "
-      "/ %s p50\n"
-      "# limit: memcpy of as many bytes per rank, all ranks at once, out of the cache, median; share: wire / "
-      "limit\n",
-      options_.iterations, options_.warmups, subject, subject);
-  std::fprintf(out_, "#%9s %9s %9s %11s %11s %11s %11s %9s %9s %9s %7s %8s %7s\n", "tokens", "rows", "rows", "dispatch",
-               "dispatch", "combine", "combine", "algbw", "wire", "limit", "share", "copies", "wrong");
+  std::fprintf(out_,
+               "# times: %s\n"
+               "# algbw: payload bytes of the rank that gets most / %s p50; wire: %s / %s p50\n"
+               "# limit: %s; share: wire / limit\n",
+               times.c_str(), subject, wire.c_str(), subject, limit.c_str());
+  std::fprintf(out_, "#%9s %9s %9s %11s %11s %11s %11s %9s %9s %9s %7s %8s %7s%s\n", "tokens", "rows", "rows",
+               "dispatch", "dispatch", "combine", "combine", "algbw", "wire", "limit", "share", "copies", "wrong",
+               baseline ? "    path" : "");
   std::fprintf(out_, "#%9s %9s %9s %11s %11s %11s %11s %9s %9s %9s %7s %8s %7s\n", "per rank", "min", "max", "p50 us",
                "p99 us", "p50 us", "p99 us", "GB/s", "GB/s", "GB/s", "%", "per tok", "rows");
   std::fflush(out_);
@@ -159,7 +166,7 @@ void Report::printRow(const Json& row) {
   clearProgress();
   Json stored = row;
   stored.erase("kind");
-  document_["rows"].push_back(stored);
+  document_[row.contains("baseline") ? "baseline_rows" : "rows"].push_back(stored);
   wrong_ += row["wrong_rows"].get<int64_t>();
   overflowed_ += row["overflowed_calls"].get<int64_t>();
   auto number = [](const Json& from, const char* key, int digits) {
@@ -173,15 +180,30 @@ void Report::printRow(const Json& row) {
   std::string share = "-";
   if (moved) share = number(Json{{"share", 100 * rates["limit_share"].get<double>()}}, "share", 1);
   std::string wrong = options_.check ? std::to_string(row["wrong_rows"].get<int64_t>()) : "-";
-  std::fprintf(out_, " %9lld %9lld %9lld %11s %11s %11s %11s %9s %9s %9s %7s %8s %7s\n",
+  // Only beside a baseline does each row say whose it is.
+  std::string path = options_.baseline == BaselineKind::kNone ? "" : cat("  ", row.value("path", "?"));
+  std::fprintf(out_, " %9lld %9lld %9lld %11s %11s %11s %11s %9s %9s %9s %7s %8s %7s%s\n",
                static_cast<long long>(row["tokens"].get<int64_t>()),
                static_cast<long long>(row["rows_min"].get<int64_t>()),
                static_cast<long long>(row["rows_max"].get<int64_t>()), time("dispatch", "p50_us").c_str(),
                time("dispatch", "p99_us").c_str(), time("combine", "p50_us").c_str(), time("combine", "p99_us").c_str(),
                number(rates, "algbw_gbs", 3).c_str(), number(rates, "wire_gbs", 3).c_str(),
                moved ? number(rates, "limit_gbs", 3).c_str() : "-", share.c_str(),
-               number(row, "copies_per_token", 3).c_str(), wrong.c_str());
+               number(row, "copies_per_token", 3).c_str(), wrong.c_str(), path.c_str());
+  printHostTimes(row);
   std::fflush(out_);
+}
+
+// On GPUs a call returns before it is complete.
+void Report::printHostTimes(const Json& row) {
+  std::string text;
+  for (const char* op : {"dispatch", "combine"}) {
+    if (!row.contains(op) || !row[op].contains("host_p50_us")) continue;
+    char time[64];
+    std::snprintf(time, sizeof time, "%s %.1f us", op, row[op]["host_p50_us"].get<double>());
+    text += cat(text.empty() ? "" : ", ", time);
+  }
+  if (!text.empty()) std::fprintf(out_, "#   inside the call on the host, p50: %s\n", text.c_str());
 }
 
 int Report::finish(bool complete) {
@@ -189,7 +211,9 @@ int Report::finish(bool complete) {
   size_t expected = sizeSequence(options_).size();
   size_t rows = document_["rows"].size();
   int64_t checked = 0;
-  for (const Json& row : document_["rows"]) checked += row["checked_rows"].get<int64_t>();
+  for (const char* kind : {"rows", "baseline_rows"}) {
+    for (const Json& row : document_[kind]) checked += row["checked_rows"].get<int64_t>();
+  }
   bool ok = complete && rows == expected && wrong_ == 0 && overflowed_ == 0 && document_["errors"].empty();
   document_["totals"] = {{"rows", rows},
                          {"rows_asked", expected},

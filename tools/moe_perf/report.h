@@ -26,7 +26,8 @@ class Report {
  private:
   void printHeader(const Json& header);
   void printRow(const Json& row);
-  void printColumns();
+  void printColumns(const Json& header);
+  void printHostTimes(const Json& row);
   void clearProgress();
   void writeJson();
 

@@ -3,10 +3,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
+#include <exception>
 #include <thread>
 
-#include "machine.h"
 #include "text.h"
 
 namespace moe::perf {
@@ -14,9 +13,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Inputs of all ranks together, so that no call finds its tokens in a cache.
-constexpr int64_t kColdBytes = int64_t{128} << 20;
-constexpr int64_t kMaxSets = 4096;
 // Rows past the expected ones that are poisoned too, to see what a call writes there.
 constexpr int64_t kPoisonSlack = 16;
 
@@ -27,7 +23,13 @@ double microseconds(Clock::time_point from, Clock::time_point to) {
 }  // namespace
 
 RowRun::RowRun(RunContext& context, moeComm_t comm, const moeInfo_t& info, int64_t tokens, int64_t maxTokens)
-    : context_(context), options_(context.options), comm_(comm), info_(info), tokens_(tokens), maxTokens_(maxTokens) {
+    : context_(context),
+      options_(context.options),
+      comm_(comm),
+      info_(info),
+      tokens_(tokens),
+      maxTokens_(maxTokens),
+      inputs_(context, info.rank, info.nranks, tokens) {
   shape_.ranks = info.nranks;
   shape_.experts = options_.experts;
   shape_.topk = options_.topk;
@@ -37,153 +39,147 @@ RowRun::RowRun(RunContext& context, moeComm_t comm, const moeInfo_t& info, int64
   if (options_.layout == moeLayoutExpertPadded && options_.budget == 0) shape_.capacity = info.nranks * maxTokens;
   if (options_.views()) shape_.viewRows = maxTokens;
   values_.resize(static_cast<size_t>(options_.hidden));
-  makeInputs();
+  measures_.inputSets = inputs_.sets();
   makeOutputs();
   bindReceive();
-  handleMemory_ = Buffer(static_cast<int64_t>(info.handleBytes));
-  require(moeHandleInit(comm, handleMemory_.data(), info.handleBytes, &handle_), "moeHandleInit");
+  bindReceived();
+  handleMemory_ = Array(static_cast<int64_t>(info.handleBytes), context.gpu);
+  require(moeHandleInit(comm, handleMemory_.device(), info.handleBytes, &handle_), "moeHandleInit");
 }
 
-RowRun::~RowRun() { moeHandleDestroy(handle_); }
-
-std::byte* RowRun::inputRow(int64_t set) const { return inputs_.data() + set * tokens_ * context_.data.rowBytes(); }
-
-std::byte* RowRun::inputScales(int64_t set) const {
-  return scaleInputs_.data() + set * tokens_ * context_.data.scaleBytes();
-}
-
-void RowRun::makeInputs() {
-  const TokenData& data = context_.data;
-  int64_t setBytes = tokens_ * (data.rowBytes() + data.scaleBytes());
-  int64_t total = std::min(kColdBytes, availableMemory() / 8);
-  sets_ = setBytes == 0 ? 2 : std::clamp<int64_t>(total / (setBytes * info_.nranks) + 1, 2, kMaxSets);
-  // All ranks must send the same set in the same call, and each sees another amount of free memory.
-  for (const auto& rank : context_.team.gather({static_cast<double>(sets_)})) {
-    sets_ = std::min(sets_, static_cast<int64_t>(rank[0]));
+RowRun::~RowRun() {
+  if (context_.gpu && std::uncaught_exceptions() > 0) {
+    // Freeing buffers waits for the GPU, and what runs there may wait for ranks that have failed.
+    moeCommAbort(comm_);
+    context_.gpu->openGate();
   }
-  inputs_ = Buffer(sets_ * tokens_ * data.rowBytes());
-  scaleInputs_ = Buffer(sets_ * tokens_ * data.scaleBytes());
-  for (int64_t set = 0; set < sets_; ++set) {
-    for (int64_t token = 0; token < tokens_; ++token) {
-      TokenId id{set, info_.rank, token};
-      data.fillRow(id, inputRow(set) + token * data.rowBytes());
-      if (data.scaleCount() > 0) {
-        data.fillScales(id, reinterpret_cast<float*>(inputScales(set) + token * data.scaleBytes()));
-      }
-    }
-    inputRoutes_.push_back(context_.routing.route(set, info_.rank, tokens_));
-    const std::vector<int64_t>& ids = inputRoutes_.back().ids;
-    if (options_.ids == moeInt32) inputIds32_.emplace_back(ids.begin(), ids.end());
-  }
-  measures_.inputSets = sets_;
+  moeHandleDestroy(handle_);
 }
 
-// Worst-case outputs are reserved only; what calls and poison touch takes up memory.
+// Worst-case outputs are reserved only; on the host, what calls and poison touch takes up memory.
 void RowRun::makeOutputs() {
   const TokenData& data = context_.data;
+  Gpu* gpu = context_.gpu;
   bool padded = options_.layout == moeLayoutExpertPadded;
   rowCapacity_ = options_.budget > 0 && !padded ? options_.budget : info_.rowCapacity;
   int64_t idBytes = options_.ids == moeInt32 ? 4 : 8;
   bool byRank = options_.layout == moeLayoutRank;
   int64_t combineBytes = options_.hidden * static_cast<int64_t>(elementBytes(options_.combineDtype()));
   if (!options_.views()) {
-    rows_ = Buffer(rowCapacity_ * data.rowBytes());
-    scaleRows_ = Buffer(rowCapacity_ * data.scaleBytes());
+    rows_ = Array(rowCapacity_ * data.rowBytes(), gpu);
+    scaleRows_ = Array(rowCapacity_ * data.scaleBytes(), gpu);
+  } else if (gpu) {
+    viewCopy_ = Buffer(rowCapacity_ * data.rowBytes());
+    viewScalesCopy_ = Buffer(rowCapacity_ * data.scaleBytes());
   }
-  if (byRank) ids_ = Buffer(rowCapacity_ * options_.topk * idBytes);
-  weights_ = Buffer(rowCapacity_ * (byRank ? options_.topk : 1) * 4);
-  sources_ = Buffer(rowCapacity_ * 8);
-  if (!byRank) rowExperts_ = Buffer(rowCapacity_ * 4);
-  rankCounts_ = Buffer(info_.nranks * int64_t{4});
-  rankOffsets_ = Buffer(info_.nranks * int64_t{8});
-  expertCounts_ = Buffer(info_.localExperts * int64_t{4});
-  expertOffsets_ = Buffer((info_.localExperts + int64_t{1}) * 8);
-  sizes_ = Buffer(sizeof(moeSizes_t));
-  if (options_.dtype == moeFloat8e4m3) expertRows_ = Buffer(rowCapacity_ * combineBytes);
-  combined_ = Buffer(tokens_ * combineBytes);
+  if (byRank) ids_ = Array(rowCapacity_ * options_.topk * idBytes, gpu);
+  weights_ = Array(rowCapacity_ * (byRank ? options_.topk : 1) * 4, gpu);
+  sources_ = Array(rowCapacity_ * 8, gpu);
+  if (!byRank) rowExperts_ = Array(rowCapacity_ * 4, gpu);
+  rankCounts_ = Array(info_.nranks * int64_t{4}, gpu);
+  rankOffsets_ = Array(info_.nranks * int64_t{8}, gpu);
+  expertCounts_ = Array(info_.localExperts * int64_t{4}, gpu);
+  expertOffsets_ = Array((info_.localExperts + int64_t{1}) * 8, gpu);
+  sizes_ = Array(kBatchCalls * static_cast<int64_t>(sizeof(moeSizes_t)), gpu);
+  if (options_.dtype == moeFloat8e4m3) expertRows_ = Array(rowCapacity_ * combineBytes, gpu);
+  combined_ = Array(tokens_ * combineBytes, gpu);
 }
 
 void RowRun::bindReceive() {
   const TokenData& data = context_.data;
-  outputs_[0] = {rows_.data(), data.rowBytes(), 0, moeRoleTokens, 0};
-  outputs_[1] = {scaleRows_.data(), data.scaleBytes(), 0, moeRoleScales, 0};
+  outputs_[0] = {rows_.device(), data.rowBytes(), 0, moeRoleTokens, 0};
+  outputs_[1] = {scaleRows_.device(), data.scaleBytes(), 0, moeRoleScales, 0};
   bool byRank = options_.layout == moeLayoutRank;
   receive_.rows = options_.views() ? nullptr : outputs_;
   receive_.capacity = options_.layout == moeLayoutExpertPadded ? 0 : options_.budget;
   receive_.idType = options_.ids;
-  receive_.ids = ids_.data();
-  receive_.weights = weights_.as<float>();
-  receive_.sources = sources_.as<int32_t>();
-  receive_.rowExperts = rowExperts_.as<int32_t>();
-  receive_.rankCounts = rankCounts_.as<int32_t>();
-  receive_.rankOffsets = byRank ? rankOffsets_.as<int64_t>() : nullptr;
-  receive_.expertCounts = byRank ? nullptr : expertCounts_.as<int32_t>();
-  receive_.expertOffsets = byRank ? nullptr : expertOffsets_.as<int64_t>();
-  receive_.sizes = sizes_.as<moeSizes_t>();
+  receive_.ids = ids_.device();
+  receive_.weights = weights_.deviceAs<float>();
+  receive_.sources = sources_.deviceAs<int32_t>();
+  receive_.rowExperts = rowExperts_.deviceAs<int32_t>();
+  receive_.rankCounts = rankCounts_.deviceAs<int32_t>();
+  receive_.rankOffsets = byRank ? rankOffsets_.deviceAs<int64_t>() : nullptr;
+  receive_.expertCounts = byRank ? nullptr : expertCounts_.deviceAs<int32_t>();
+  receive_.expertOffsets = byRank ? nullptr : expertOffsets_.deviceAs<int64_t>();
+  receive_.sizes = sizes_.deviceAs<moeSizes_t>();
+}
 
+void RowRun::bindReceived() {
+  const TokenData& data = context_.data;
+  bool copied = context_.gpu && options_.views();
   received_.views = options_.views();
   received_.maxTokens = maxTokens_;
-  received_.tokens = outputs_[0];
-  received_.scales = outputs_[1];
+  received_.tokens = {copied ? viewCopy_.data() : rows_.host(), data.rowBytes(), 0, moeRoleTokens, 0};
+  received_.scales = {copied ? viewScalesCopy_.data() : scaleRows_.host(), data.scaleBytes(), 0, moeRoleScales, 0};
   received_.capacity = rowCapacity_;
   received_.firstExpert = info_.firstExpert;
   received_.idType = options_.ids;
-  received_.ids = ids_.data();
-  received_.weights = receive_.weights;
-  received_.sources = receive_.sources;
-  received_.rowExperts = receive_.rowExperts;
-  received_.rankCounts = receive_.rankCounts;
-  received_.rankOffsets = receive_.rankOffsets;
-  received_.expertCounts = receive_.expertCounts;
-  received_.expertOffsets = receive_.expertOffsets;
-  received_.sizes = receive_.sizes;
+  received_.ids = ids_.host();
+  received_.weights = weights_.hostAs<float>();
+  received_.sources = sources_.hostAs<int32_t>();
+  received_.rowExperts = rowExperts_.hostAs<int32_t>();
+  received_.rankCounts = rankCounts_.hostAs<int32_t>();
+  received_.rankOffsets = rankOffsets_.hostAs<int64_t>();
+  received_.expertCounts = expertCounts_.hostAs<int32_t>();
+  received_.expertOffsets = expertOffsets_.hostAs<int64_t>();
+  received_.sizes = sizes_.hostAs<moeSizes_t>();
 }
 
 // Fills every output that the coming call must write with values that no right answer has.
 void RowRun::poison(const ExpectedReceive& expected) {
   constexpr unsigned char kNan = 0xff;  // every float type of all ones is a NaN
   constexpr unsigned char kOdd = 0xa5;
-  auto poisonRows = [&](const Buffer& buffer, unsigned char pattern, int64_t rowBytes) {
-    for (const ExpectedRow& row : expected.rows) {
-      if (row.delivered && buffer.data()) std::memset(buffer.data() + row.position * rowBytes, pattern, rowBytes);
-    }
-  };
   int64_t combineBytes = options_.hidden * static_cast<int64_t>(elementBytes(options_.combineDtype()));
-  poisonRows(rows_, kNan, context_.data.rowBytes());
-  poisonRows(scaleRows_, kNan, context_.data.scaleBytes());
-  poisonRows(expertRows_, kNan, combineBytes);
+  for (const RowRange& range : deliveredRanges(expected)) {
+    auto poisonRows = [&](const Array& array, int64_t rowBytes) {
+      array.poison(kNan, range.first * rowBytes, range.count * rowBytes);
+    };
+    poisonRows(rows_, context_.data.rowBytes());
+    poisonRows(scaleRows_, context_.data.scaleBytes());
+    poisonRows(expertRows_, combineBytes);
+  }
   int64_t end = expected.rows.empty() ? 0 : expected.rows.back().position + 1;
   if (options_.layout != moeLayoutRank) end = expected.expertOffsets.back();
   int64_t used = std::min(rowCapacity_, end + kPoisonSlack);
   if (used > 0) {
-    for (const Buffer* buffer : {&ids_, &sources_, &rowExperts_}) {
-      buffer->poison(kOdd, buffer->bytes() / rowCapacity_ * used);
+    for (const Array* array : {&ids_, &sources_, &rowExperts_}) {
+      array->poison(kOdd, 0, array->bytes() / rowCapacity_ * used);
     }
-    weights_.poison(kNan, weights_.bytes() / rowCapacity_ * used);
+    weights_.poison(kNan, 0, weights_.bytes() / rowCapacity_ * used);
   }
-  for (const Buffer* buffer : {&rankCounts_, &rankOffsets_, &expertCounts_, &expertOffsets_, &sizes_}) {
-    buffer->poison(kOdd, buffer->bytes());
+  for (const Array* array : {&rankCounts_, &rankOffsets_, &expertCounts_, &expertOffsets_, &sizes_}) {
+    array->poison(kOdd, 0, array->bytes());
   }
-  combined_.poison(kNan, combined_.bytes());
+  combined_.poison(kNan, 0, combined_.bytes());
 }
 
 RowMeasures RowRun::run() {
+  if (context_.gpu) return runOnGpu();
   int64_t call = 0;
-  for (int i = 0; i < options_.warmups; ++i) iterate(call++ % sets_, false, options_.check);
+  for (int i = 0; i < options_.warmups; ++i) iterate(call++ % inputs_.sets(), false, options_.check);
   for (int i = 0; i < options_.iterations; ++i) {
-    iterate(call++ % sets_, true, options_.check && i + 1 == options_.iterations);
+    iterate(call++ % inputs_.sets(), true, options_.check && i + 1 == options_.iterations);
   }
   return std::move(measures_);
+}
+
+// What the coming call must deliver. Its outputs are poisoned.
+void RowRun::expect(int64_t set, std::vector<Routes>* routes, ExpectedReceive* expected) {
+  for (int rank = 0; rank < shape_.ranks; ++rank) routes->push_back(context_.routing.route(set, rank, tokens_));
+  *expected = expectReceive(shape_, info_.rank, *routes);
+  poison(*expected);
+}
+
+void RowRun::noteSizes(const moeSizes_t& sizes, bool timed) {
+  measures_.overflowed += sizes.overflow;
+  measures_.requiredRows = std::max(measures_.requiredRows, sizes.requiredRows);
+  if (timed) measures_.rows.push_back(static_cast<double>(sizes.rows));
 }
 
 void RowRun::iterate(int64_t set, bool timed, bool check) {
   std::vector<Routes> routes;
   ExpectedReceive expected;
-  if (check) {
-    for (int rank = 0; rank < shape_.ranks; ++rank) routes.push_back(context_.routing.route(set, rank, tokens_));
-    expected = expectReceive(shape_, info_.rank, routes);
-    poison(expected);
-  }
+  if (check) expect(set, &routes, &expected);
   moeStats_t before = stats();
   context_.team.barrier();
   Clock::time_point start = Clock::now();
@@ -192,12 +188,10 @@ void RowRun::iterate(int64_t set, bool timed, bool check) {
   Clock::time_point end = Clock::now();
   moeStats_t between = stats();
   locateRows();
-  const moeSizes_t& sizes = *received_.sizes;
-  measures_.overflowed += sizes.overflow;
-  measures_.requiredRows = std::max(measures_.requiredRows, sizes.requiredRows);
+  noteSizes(*received_.sizes, timed);
   if (timed) {
     measures_.dispatchUs.push_back(microseconds(start, end));
-    measures_.rows.push_back(static_cast<double>(sizes.rows));
+    ++measures_.calls;
     measures_.dispatchBytes += between.selfBytes + between.mappedBytes - before.selfBytes - before.mappedBytes;
     measures_.copies += between.selfRows + between.mappedRows - before.selfRows - before.mappedRows;
     measures_.tokens += between.tokens - before.tokens;
@@ -216,12 +210,13 @@ void RowRun::iterate(int64_t set, bool timed, bool check) {
     measures_.combineUs.push_back(microseconds(start, end));
     measures_.combineBytes += after.selfBytes + after.mappedBytes - between.selfBytes - between.mappedBytes;
   }
-  if (!check) return;
-  bool anyOverflow = false;
-  for (const auto& rank : context_.team.gather({static_cast<double>(sizes.overflow)})) {
-    anyOverflow = anyOverflow || rank[0] != 0;
-  }
-  checkCombine(set, routes, anyOverflow);
+  if (check) checkCombine(set, routes, anyRankOverflowed(*received_.sizes));
+}
+
+bool RowRun::anyRankOverflowed(const moeSizes_t& sizes) const {
+  bool any = false;
+  for (const auto& rank : context_.team.gather({static_cast<double>(sizes.overflow)})) any = any || rank[0] != 0;
+  return any;
 }
 
 void RowRun::stall() const {
@@ -230,29 +225,28 @@ void RowRun::stall() const {
 
 void RowRun::dispatch(int64_t set) {
   const TokenData& data = context_.data;
-  const Routes& routes = inputRoutes_[static_cast<size_t>(set)];
   int sides = data.scaleCount() > 0 ? 1 : 0;
-  moeRows_t inputs[2] = {{inputRow(set), data.rowBytes(), 0, moeRoleTokens, 0}, {}};
-  if (sides) inputs[1] = {inputScales(set), data.scaleBytes(), 0, moeRoleScales, 0};
+  moeRows_t inputs[2] = {{inputs_.rows(set), data.rowBytes(), 0, moeRoleTokens, 0}, {}};
+  if (sides) inputs[1] = {inputs_.scales(set), data.scaleBytes(), 0, moeRoleScales, 0};
   moeDispatchArgs_t args = MOE_DISPATCH_ARGS_INIT;
   args.numTokens = tokens_;
   args.topk = options_.topk;
   args.idType = options_.ids;
   // A rank without tokens passes no pointers, as callers do.
   if (tokens_ > 0) {
-    args.ids = options_.ids == moeInt32 ? static_cast<const void*>(inputIds32_[static_cast<size_t>(set)].data())
-                                        : routes.ids.data();
-    args.weights = routes.weights.data();
+    args.ids = inputs_.ids(set);
+    args.weights = inputs_.weights(set);
     args.inputs = inputs;
     args.numInputs = 1 + sides;
   }
+  void* stream = context_.gpu ? context_.gpu->stream() : nullptr;
   if (!options_.exact) {
     args.receive = &receive_;
-    require(moeDispatch(comm_, &args, handle_, nullptr), "moeDispatch");
+    require(moeDispatch(comm_, &args, handle_, stream), "moeDispatch");
     return;
   }
   args.flags = MOE_SEND_HALF;
-  require(moeDispatch(comm_, &args, handle_, nullptr), "moeDispatch (send half)");
+  require(moeDispatch(comm_, &args, handle_, stream), "moeDispatch (send half)");
   moeSizes_t sizes{};
   require(moeGetSizes(comm_, handle_, &sizes), "moeGetSizes");
   if (options_.layout != moeLayoutExpertPadded) {
@@ -263,16 +257,16 @@ void RowRun::dispatch(int64_t set) {
     receive_.capacity = std::max<int64_t>(1, sizes.requiredRows);
     received_.capacity = std::min(rowCapacity_, receive_.capacity);
   }
-  require(moeWait(comm_, handle_, &receive_, nullptr), "moeWait");
+  require(moeWait(comm_, handle_, &receive_, stream), "moeWait");
 }
 
 // Where the rows of the last dispatch lie.
 void RowRun::locateRows() {
   if (!options_.views()) return;
-  moeRows_t views[2] = {};
-  require(moeGetViews(comm_, handle_, views, context_.data.scaleCount() > 0 ? 2 : 1), "moeGetViews");
-  received_.tokens = views[0];
-  received_.scales = views[1];
+  require(moeGetViews(comm_, handle_, views_, context_.data.scaleCount() > 0 ? 2 : 1), "moeGetViews");
+  if (context_.gpu) return;
+  received_.tokens = views_[0];
+  received_.scales = views_[1];
 }
 
 int64_t RowRun::countAt(size_t source) const {
@@ -299,6 +293,10 @@ void RowRun::runRankExpert() {
   for (int source = 0; source < shape_.ranks; ++source) {
     int64_t count = countAt(static_cast<size_t>(source));
     int64_t offset = received_.rankOffsets[source];
+    if (context_.gpu) {
+      runExpertOnGpu(offset, count);
+      continue;
+    }
     for (int64_t index = 0; index < count; ++index) {
       float factor = 0;
       for (int64_t at = (offset + index) * shape_.topk; at < (offset + index + 1) * shape_.topk; ++at) {
@@ -317,6 +315,10 @@ void RowRun::runExpertDequantise() {
       fail("moeDispatch placed local expert ", expert, " at ", begin, " to ", end, "; the output holds ",
            received_.capacity, " rows");
     }
+    if (context_.gpu) {
+      runExpertOnGpu(begin, end - begin);
+      continue;
+    }
     for (int64_t position = begin; position < end; ++position) multiplyRow(0, 0, position, 1.0f);
   }
 }
@@ -326,7 +328,7 @@ void RowRun::multiplyRow(int source, int64_t index, int64_t position, float fact
   std::byte* target = row;
   const float* scales = nullptr;
   if (options_.dtype == moeFloat8e4m3) {
-    target = expertRows_.data() + position * options_.hidden * static_cast<int64_t>(elementBytes(moeBfloat16));
+    target = expertRows_.host() + position * options_.hidden * static_cast<int64_t>(elementBytes(moeBfloat16));
     scales = reinterpret_cast<const float*>(received_.scaleRow(source, index, position));
   }
   decodeRow(options_.dtype, row, scales, options_.hidden, values_.data());
@@ -336,10 +338,10 @@ void RowRun::multiplyRow(int source, int64_t index, int64_t position, float fact
 
 void RowRun::combine() {
   moeCombineArgs_t args = MOE_COMBINE_ARGS_INIT;
-  args.rows = options_.dtype == moeFloat8e4m3 ? expertRows_.data() : options_.views() ? nullptr : rows_.data();
-  args.output = combined_.data();
+  args.rows = options_.dtype == moeFloat8e4m3 ? expertRows_.device() : options_.views() ? nullptr : rows_.device();
+  args.output = combined_.device();
   args.flags = options_.layout == moeLayoutRank ? 0 : MOE_APPLY_WEIGHTS;
-  require(moeCombine(comm_, &args, handle_, nullptr), "moeCombine");
+  require(moeCombine(comm_, &args, handle_, context_.gpu ? context_.gpu->stream() : nullptr), "moeCombine");
 }
 
 void RowRun::checkDispatch(int64_t set, const std::vector<Routes>& routes, const ExpectedReceive& expected) {
@@ -371,7 +373,7 @@ void RowRun::checkCombine(int64_t set, const std::vector<Routes>& routes, bool a
   if (anyOverflow) lost = lostRows(shape_, info_.rank, routes);
   CombineOracle oracle(shape_, context_.data, options_.combineDtype());
   measures_.verdict.add(checkCombined(oracle, shape_, context_.data, options_.combineDtype(), set, info_.rank,
-                                      routes[static_cast<size_t>(info_.rank)], lost, combined_.data()));
+                                      routes[static_cast<size_t>(info_.rank)], lost, combined_.host()));
   measures_.checkedRows += tokens_;
 }
 

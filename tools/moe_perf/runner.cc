@@ -5,9 +5,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <numeric>
+#include <optional>
 #include <utility>
 
+#include "baseline.h"
+#include "gpu.h"
+#include "gpu_limit.h"
 #include "machine.h"
 #include "row_run.h"
 #include "text.h"
@@ -16,6 +21,7 @@ namespace moe::perf {
 namespace {
 
 constexpr int64_t kModelTokens = 1024;
+constexpr char kHostLimit[] = "memcpy of as many bytes per rank, all ranks at once, out of the cache, median";
 
 // Owns a communicator. When an error unwinds, it is aborted first, so that nobody waits for this rank.
 class Comm {
@@ -75,6 +81,12 @@ std::vector<double> slowestOf(Team& team, const std::vector<double>& mine) {
   return slowest;
 }
 
+// The GPU for a rank, if there is one to choose.
+std::unique_ptr<Gpu> chooseGpu(const Options& options, int localRank) {
+  int count = options.backend == moeBackendHost ? 0 : gpuCount();
+  return count > 0 ? makeGpu(localRank % count) : nullptr;
+}
+
 class Runner {
  public:
   Runner(World& world, const Options& options, Routing& routing)
@@ -83,8 +95,8 @@ class Runner {
         options_(options),
         routing_(routing),
         data_(options.seed, options.dtype, options.hidden),
-        context_{options, routing, data_, team_, options.corrupt},
-        copyLimit_(team_) {}
+        gpu_(chooseGpu(options, world.localRank())),
+        context_{options, routing, data_, team_, gpu_.get(), options.corrupt} {}
 
   bool run();
 
@@ -93,8 +105,11 @@ class Runner {
   void emitHeader();
   Json modelOf() const;
   Json outputOf() const;
+  std::string timesOf() const;
   void runRow(int64_t tokens, int64_t maxTokens);
-  Json gatherRow(int64_t tokens, const RowMeasures& mine);
+  void runBaseline(int64_t tokens);
+  void noteWrongRows(const char* whose, int64_t tokens, const RowMeasures& mine);
+  Json gatherRow(int64_t tokens, const RowMeasures& mine, int64_t recordBytes);
   void addRates(const RowMeasures& mine, Json* row);
   void gatherFaults(const RowMeasures& mine, Json* row);
 
@@ -103,8 +118,11 @@ class Runner {
   const Options& options_;
   Routing& routing_;
   TokenData data_;
+  std::unique_ptr<Gpu> gpu_;  // outlives the communicator
   RunContext context_;
-  CopyLimit copyLimit_;
+  GpuLimit gpuLimit_;
+  std::optional<CopyLimit> copyLimit_;  // on the host
+  std::unique_ptr<Baseline> baseline_;
   Comm comm_{nullptr};
   moeInfo_t info_ = MOE_INFO_INIT;
   bool right_ = true;
@@ -113,22 +131,32 @@ class Runner {
 void Runner::join(int64_t maxTokens) {
   bool first = comm_.get() == nullptr;
   comm_ = Comm(nullptr);  // the old one goes before the new one takes memory
-  comm_ = Comm(world_.join(configFor(options_, maxTokens)));
+  moeConfig_t config = configFor(options_, maxTokens);
+  if (gpu_) config.device = gpu_->device();
+  comm_ = Comm(world_.join(config));
   info_ = MOE_INFO_INIT;
   require(moeGetInfo(comm_.get(), &info_), "moeGetInfo");
-  if (info_.backend != moeBackendHost) {
-    fail("the library chose the ", nameOf(static_cast<moeBackend_t>(info_.backend)),
-         " backend, for which this version of moe_perf has no buffers; pass --backend host");
+  bool onGpu = info_.backend == moeBackendCuda;
+  if (onGpu && !gpu_) {
+    fail("the library chose the ", nameOf(moeBackendCuda),
+         " backend, but this build of moe_perf has no CUDA; pass --backend host");
   }
+  context_.gpu = onGpu ? gpu_.get() : nullptr;
   if (!first) return;
+  if (onGpu) {
+    gpuLimit_ = measureGpuLimit(team_, *gpu_);
+  } else {
+    copyLimit_.emplace(team_);
+  }
   if (options_.stallRank >= info_.nranks)
     usage("--stall: there is no rank ", options_.stallRank, " among ", info_.nranks);
   routing_.setShape(info_.nranks, info_.nodes);
+  if (options_.baseline == BaselineKind::kNccl) baseline_ = makeNcclBaseline(context_, info_);
   emitHeader();
 }
 
 void Runner::emitHeader() {
-  auto ranks = team_.gather({static_cast<double>(getpid())});
+  auto ranks = team_.gather({static_cast<double>(getpid()), context_.gpu ? 1.0 * context_.gpu->device() : -1.0});
   if (team_.rank() != 0) return;
   int library = 0;
   require(moeGetVersion(&library), "moeGetVersion");
@@ -142,8 +170,14 @@ void Runner::emitHeader() {
     // One node is all that this version knows.
     line["node"] = info_.nodes == 1 ? Json(0) : Json("?");
     line["device"] = nameOf(static_cast<moeBackend_t>(info_.backend));
+    if (context_.gpu) line["device"] = cat(nameOf(moeBackendCuda), ":", ranks[rank][1]);
     header["ranks"].push_back(line);
   }
+  if (context_.gpu) header["machine"]["gpu"] = context_.gpu->describe();
+  header["times"] = timesOf();
+  header["limit"] = context_.gpu ? gpuLimit_.text : kHostLimit;
+  header["wire"] =
+      gpuLimit_.between ? "bytes that the library writes to other ranks" : "bytes that the library writes per rank";
   header["nodes"] = info_.nodes;
   header["transport"] = info_.transport;
   header["path"] = nameOf(static_cast<moePath_t>(info_.path));
@@ -151,6 +185,7 @@ void Runner::emitHeader() {
   header["routing"] = routing_.describe(options_.last);
   header["output"] = outputOf();
   header["model"] = modelOf();
+  if (baseline_) header["baseline"] = baseline_->describe();
   header["input_sets"] = "rotated, so that calls find their tokens out of the cache";
   world_.emit(header);
 }
@@ -164,6 +199,17 @@ Json Runner::outputOf() const {
   if (options_.budget == 0) return "copied out into outputs for the worst case";
   bool padded = options_.layout == moeLayoutExpertPadded;
   return cat("copied out into outputs of ", options_.budget, padded ? " rows per expert" : " rows");
+}
+
+std::string Runner::timesOf() const {
+  std::string calls =
+      cat("us of the slowest rank, ", options_.iterations, " calls after ", options_.warmups, " more; ");
+  if (!context_.gpu) return calls + "every call starts with all ranks at a barrier";
+  if (options_.exact || options_.stallRank >= 0) {
+    return calls + "between CUDA events around each call; every call starts with all ranks at a barrier";
+  }
+  return cat(calls, "between CUDA events around each call, up to ", kBatchCalls - 1,
+             " enqueued back to back behind a gate that all GPUs pass together");
 }
 
 // What the routing makes necessary, before anything is measured.
@@ -191,6 +237,7 @@ bool Runner::run() {
     if (options_.maxTokens == 0 || comm_.get() == nullptr) join(maxTokens);
     if (team_.rank() == 0) world_.emit({{"kind", "progress"}, {"text", cat(tokens, " tokens per rank ...")}});
     runRow(tokens, maxTokens);
+    if (baseline_) runBaseline(tokens);
     team_.barrier();
   }
   if (context_.corruptPending) {
@@ -207,12 +254,7 @@ void Runner::runRow(int64_t tokens, int64_t maxTokens) {
     RowRun row(context_, comm_.get(), info_, tokens, maxTokens);
     mine = row.run();
   }
-  if (mine.verdict.wrongRows() > 0) {
-    world_.emit(
-        {{"kind", "note"},
-         {"text", cat(mine.verdict.wrongRows(), mine.verdict.wrongRows() == 1 ? " wrong row at " : " wrong rows at ",
-                      tokens, " tokens per rank; the first: ", mine.verdict.first())}});
-  }
+  noteWrongRows("", tokens, mine);
   if (mine.overflowed > 0) {
     bool padded = options_.layout == moeLayoutExpertPadded;
     std::string text =
@@ -221,12 +263,32 @@ void Runner::runRow(int64_t tokens, int64_t maxTokens) {
             " would have held everything: pass --budget ", mine.requiredRows, padded ? "" : " or --exact");
     world_.emit({{"kind", "note"}, {"text", text}});
   }
-  Json row = gatherRow(tokens, mine);
+  Json row = gatherRow(tokens, mine, info_.recordBytes);
+  row["path"] = nameOf(static_cast<moePath_t>(info_.path));
+  row["window_bytes"] = info_.windowBytes;
+  row["workspace_bytes"] = info_.workspaceBytes;
   if (team_.rank() == 0) world_.emit(row);
 }
 
+void Runner::runBaseline(int64_t tokens) {
+  RowMeasures mine = baseline_->run(tokens);
+  noteWrongRows("of the baseline ", tokens, mine);
+  Json row = gatherRow(tokens, mine, baseline_->recordBytes());
+  row["path"] = nameOf(options_.baseline);
+  row["baseline"] = true;
+  if (team_.rank() == 0) world_.emit(row);
+}
+
+void Runner::noteWrongRows(const char* whose, int64_t tokens, const RowMeasures& mine) {
+  int64_t wrong = mine.verdict.wrongRows();
+  if (wrong == 0) return;
+  world_.emit({{"kind", "note"},
+               {"text", cat(wrong, wrong == 1 ? " wrong row " : " wrong rows ", whose, "at ", tokens,
+                            " tokens per rank; the first: ", mine.verdict.first())}});
+}
+
 // The row as all ranks know it afterwards. Collective.
-Json Runner::gatherRow(int64_t tokens, const RowMeasures& mine) {
+Json Runner::gatherRow(int64_t tokens, const RowMeasures& mine, int64_t recordBytes) {
   Json row;
   row["kind"] = "row";
   row["tokens"] = tokens;
@@ -247,13 +309,15 @@ Json Runner::gatherRow(int64_t tokens, const RowMeasures& mine) {
     if (!timed) continue;
     std::vector<double> slowest = slowestOf(team_, *times);
     row[name] = {{"p50_us", percentile(slowest, 0.5)}, {"p99_us", percentile(slowest, 0.99)}, {"us", slowest}};
+    if (context_.gpu) {
+      const std::vector<double>& host = times == &mine.dispatchUs ? mine.dispatchHostUs : mine.combineHostUs;
+      row[name]["host_p50_us"] = slowestOf(team_, {percentile(host, 0.5)})[0];
+    }
   }
   addRates(mine, &row);
   gatherFaults(mine, &row);
   row["input_sets"] = mine.inputSets;
-  row["window_bytes"] = info_.windowBytes;
-  row["workspace_bytes"] = info_.workspaceBytes;
-  row["record_bytes"] = info_.recordBytes;
+  row["record_bytes"] = recordBytes;
   return row;
 }
 
@@ -264,12 +328,14 @@ void Runner::addRates(const RowMeasures& mine, Json* row) {
     for (const auto& rank : team_.gather({value})) total += rank[0];
     return total;
   };
-  double calls = static_cast<double>(mine.rows.size()) * info_.nranks;
+  double calls = static_cast<double>(mine.calls) * info_.nranks;
   double copies = sum(static_cast<double>(mine.copies));
   double tokens = sum(static_cast<double>(mine.tokens));
   (*row)["copies_per_token"] = tokens > 0 ? copies / tokens : 0.0;
-  double bytes[] = {sum(static_cast<double>(mine.dispatchBytes)) / calls,
-                    sum(static_cast<double>(mine.combineBytes)) / calls};
+  // What stays on a GPU does not use what connects them.
+  bool away = gpuLimit_.between;
+  double bytes[] = {sum(static_cast<double>(away ? mine.dispatchAway : mine.dispatchBytes)) / calls,
+                    sum(static_cast<double>(away ? mine.combineAway : mine.combineBytes)) / calls};
   double payload[] = {
       static_cast<double>(data_.rowBytes() + data_.scaleBytes()),
       static_cast<double>(options_.hidden) * static_cast<double>(elementBytes(options_.combineDtype()))};
@@ -278,7 +344,7 @@ void Runner::addRates(const RowMeasures& mine, Json* row) {
     if (!row->contains(names[i])) continue;
     Json& part = (*row)[names[i]];
     double us = part["p50_us"];
-    double limit = copyLimit_.measure(std::llround(bytes[i]));
+    double limit = copyLimit_ ? copyLimit_->measure(std::llround(bytes[i])) : gpuLimit_.gbs;
     double wire = us > 0 ? bytes[i] / us / 1e3 : 0;
     part["wire_bytes_per_rank"] = bytes[i];
     part["algbw_gbs"] = us > 0 ? (*row)["rows_busiest_mean"].get<double>() * payload[i] / us / 1e3 : 0;

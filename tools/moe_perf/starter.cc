@@ -56,10 +56,11 @@ sigset_t watchedSignals() {
   return signals;
 }
 
+// With -g it is several ranks.
 struct Rank {
   pid_t pid = -1;
   bool running = false;
-  bool done = false;       // has come to its end
+  int done = 0;            // ranks that have come to their end
   bool explained = false;  // has said why it will not
   Fd ids, results;
   FrameReader reader;
@@ -104,7 +105,7 @@ Starter::Starter(const Options& options, const std::vector<std::string>& argumen
   std::signal(SIGPIPE, SIG_IGN);  // a rank may die before its id is written
   signalFd_ = moveUp(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK), "signalfd");
   blockFd_ = moveUp(memfd_create("moe_perf", MFD_CLOEXEC), "memfd_create");
-  auto bytes = SharedBlock::bytes(options.processes);
+  auto bytes = SharedBlock::bytes(options.ranks());
   if (ftruncate(blockFd_.get(), bytes) != 0) fail("ftruncate: ", std::strerror(errno));
   void* memory = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_SHARED, blockFd_.get(), 0);
   if (memory == MAP_FAILED) fail("cannot map what the ranks share: ", std::strerror(errno));
@@ -116,7 +117,7 @@ Starter::~Starter() {
   for (Rank& rank : ranks_) {
     if (rank.running) waitpid(rank.pid, nullptr, 0);
   }
-  if (block_) munmap(block_, static_cast<size_t>(SharedBlock::bytes(options_.processes)));
+  if (block_) munmap(block_, static_cast<size_t>(SharedBlock::bytes(options_.ranks())));
   sigprocmask(SIG_SETMASK, &oldSignals_, nullptr);
 }
 
@@ -159,7 +160,7 @@ int Starter::run() {
   for (int rank = 0; rank < options_.processes; ++rank) spawn(rank);
   while (anyRunning()) turn();
   bool complete = !failed_;
-  for (const Rank& rank : ranks_) complete = complete && rank.done;
+  for (const Rank& rank : ranks_) complete = complete && rank.done == options_.perProcess;
   int status = report_.finish(complete);
   return interruptedBy_ ? 128 + interruptedBy_ : status;
 }
@@ -213,12 +214,12 @@ void Starter::takeFrame(size_t number, const Json& frame) {
   Rank& rank = ranks_[number];
   std::string kind = frame.value("kind", "");
   if (kind == "need_id") return sendId();
-  if (kind == "done") rank.done = true;
+  if (kind == "done") ++rank.done;
   if (kind == "followed" || kind == "error") {
     rank.explained = true;
     giveUp();
   }
-  report_.take(static_cast<int>(number), rank.pid, frame);
+  report_.take(frame.value("rank", 0), rank.pid, frame);
 }
 
 void Starter::sendId() {
@@ -243,12 +244,14 @@ void Starter::reap() {
 void Starter::settle(size_t number, int status) {
   Rank& rank = ranks_[number];
   while (!rank.reader.ended()) takeFrames(number);
-  if (rank.done || rank.explained || interruptedBy_ || killed_) return;
+  if (rank.done == options_.perProcess || rank.explained || interruptedBy_ || killed_) return;
   std::string text = cat("exited with status ", WEXITSTATUS(status), " and did not say why");
   if (WIFSIGNALED(status)) {
     text = cat("was killed by signal ", WTERMSIG(status), " (", strsignal(WTERMSIG(status)), ")");
   }
-  report_.rankError(static_cast<int>(number), rank.pid, text);
+  int first = static_cast<int>(number) * options_.perProcess;
+  if (options_.perProcess > 1) text += cat("; it drove ranks ", first, " to ", first + options_.perProcess - 1);
+  report_.rankError(first, rank.pid, text);
   giveUp();
 }
 

@@ -16,10 +16,19 @@ namespace {
 // Ranks that are still computing should have the cores for themselves: after this many yields a waiting rank sleeps.
 constexpr int kYields = 2000;
 
+// Time for the slowest rank to learn when to start.
+constexpr double kStartMarginUs = 500;
+// Ranks that leave a barrier are not this far apart: clocks that are belong to several hosts.
+constexpr double kOneClockUs = 100000;
+
 constexpr int kIdsPerToken = MOE_MAX_TOPK;
 constexpr int64_t kTeamExperts = 4096;
 constexpr int64_t kTeamTokens = kTeamExperts / kIdsPerToken;
 constexpr size_t kHandleAlignment = 256;
+
+double nowUs() {
+  return std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 }  // namespace
 
@@ -36,6 +45,18 @@ std::vector<std::vector<double>> Team::gather(const std::vector<double>& mine) {
     }
   }
   return result;
+}
+
+void Team::startTogether() {
+  barrier();
+  double earliest = nowUs(), latest = earliest;
+  for (const auto& rank : gather({earliest})) {
+    earliest = std::min(earliest, rank[0]);
+    latest = std::max(latest, rank[0]);
+  }
+  if (latest - earliest > kOneClockUs) return;
+  while (nowUs() < latest + kStartMarginUs) {
+  }
 }
 
 void SharedTeam::throwIfAborted() const {

@@ -25,6 +25,8 @@ class Team {
   virtual void barrier() = 0;
   // result[r] is what rank r gave; all give equally many. Whole numbers are exact up to 2^53.
   std::vector<std::vector<double>> gather(const std::vector<double>& mine);
+  // A barrier that all ranks of one host leave within microseconds of each other: they agree on a time to come.
+  void startTogether();
 
  protected:
   static constexpr size_t kWords = 64;

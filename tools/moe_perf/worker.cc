@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One rank of those that moe_perf -p started.
+// A process of those that moe_perf -p started.
 #include "worker.h"
 
 #include <poll.h>
@@ -12,33 +12,52 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 
 #include "frames.h"
 #include "launch.h"
 #include "runner.h"
 #include "text.h"
+#include "threads.h"
 
 namespace moe::perf {
 namespace {
 
+// What the ranks of this process share.
+struct Process {
+  SharedBlock* block;
+  moeUniqueId_t id;
+  std::mutex pipeMutex;
+};
+
 class WorkerWorld : public World {
  public:
-  WorkerWorld(const Options& options, SharedBlock* block, int rank)
-      : team_(block, rank, options.processes, teamPatience(options)), patience_(teamPatience(options)) {}
+  WorkerWorld(const Options& options, Process& process, int rank)
+      : process_(process),
+        perProcess_(options.perProcess),
+        team_(process.block, rank, options.ranks(), teamPatience(options)),
+        patience_(teamPatience(options)) {}
 
   Team& team() override { return team_; }
+  int localRank() const override { return team_.rank(); }
 
   moeComm_t join(const moeConfig_t& config) override {
     // An id is good for one communicator, and is only asked for when all ranks are about to use it.
     team_.barrier();
     if (team_.rank() == 0) emit({{"kind", "need_id"}});
-    moeUniqueId_t id = readId();
+    if (team_.rank() % perProcess_ == 0) process_.id = readId();
+    if (perProcess_ > 1) team_.barrier();
+    moeUniqueId_t id = process_.id;
     moeComm_t comm = nullptr;
     require(moeCommInit(&comm, team_.size(), &id, team_.rank(), &config), "moeCommInit");
     return comm;
   }
 
-  void emit(Json message) override { writeFrame(kResultFd, message); }
+  void emit(Json message) override {
+    message["rank"] = team_.rank();
+    std::lock_guard lock(process_.pipeMutex);
+    writeFrame(kResultFd, message);
+  }
 
  private:
   moeUniqueId_t readId() {
@@ -58,6 +77,8 @@ class WorkerWorld : public World {
     return id;
   }
 
+  Process& process_;
+  int perProcess_;
   SharedTeam team_;
   std::chrono::milliseconds patience_;
 };
@@ -74,25 +95,21 @@ SharedBlock* mapBlock(int ranks) {
 bool isWorker() { return std::getenv(kWorkerVariable) != nullptr; }
 
 int runWorker(const Options& options, Routing& routing) {
-  int rank = 0, starter = 0;
-  if (std::sscanf(std::getenv(kWorkerVariable), "%d:%d", &rank, &starter) != 2) {
+  int number = 0, starter = 0;
+  if (std::sscanf(std::getenv(kWorkerVariable), "%d:%d", &number, &starter) != 2) {
     usage(kWorkerVariable, " is for moe_perf's own use; unset it");
   }
   // No rank outlives the starter, which may have died before this call.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != starter) return 1;
-  SharedBlock* block = mapBlock(options.processes);
-  WorkerWorld world(options, block, rank);
-  try {
-    runRank(world, options, routing);
-    world.emit({{"kind", "done"}});
-    return 0;
-  } catch (const Follower&) {
-    world.emit({{"kind", "followed"}});
-  } catch (const std::exception& error) {
-    world.emit({{"kind", "error"}, {"text", cat("failed: ", error.what())}});
-  }
-  return 1;
+  Process process{mapBlock(options.ranks()), {}, {}};
+  bool complete = runAsThreads(options.perProcess, [&](int index) {
+    WorkerWorld world(options, process, number * options.perProcess + index);
+    RankEnd end = runToEnd(world, process.block, options, routing);
+    if (end != RankEnd::kFailed) world.emit({{"kind", end == RankEnd::kDone ? "done" : "followed"}});
+    return end == RankEnd::kDone;
+  });
+  return complete ? 0 : 1;
 }
 
 }  // namespace moe::perf

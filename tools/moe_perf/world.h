@@ -15,6 +15,8 @@ class World {
  public:
   virtual ~World() = default;
   virtual Team& team() = 0;
+  // This rank's number among those of its host, as far as that is known: it chooses the GPU.
+  virtual int localRank() const = 0;
   // Joins a new communicator with the other ranks. Collective.
   virtual moeComm_t join(const moeConfig_t& config) = 0;
   // Hands a message to whoever reports. Messages have a "kind": header, row, progress (rank 0 only), note, error, done.

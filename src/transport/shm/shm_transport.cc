@@ -3,54 +3,19 @@
 
 #include <unistd.h>
 
-#include <mutex>
 #include <string_view>
 
-#include "base/log.h"
+#include "transport/departures.h"
 #include "transport/host_links.h"
-#include "transport/shm/local_windows.h"
+#include "transport/local_windows.h"
+#include "transport/process_identity.h"
+#include "transport/reached.h"
+#include "transport/reports.h"
 #include "transport/shm/memfd.h"
-#include "transport/shm/process_identity.h"
 #include "transport/wire.h"
 
 namespace moe {
 namespace {
-
-constexpr size_t kMaxFailureBytes = 2000;
-
-// What a rank tells all others after a step that can fail on it alone: that it failed, or something they need next.
-std::string successReport(const std::string& content) {
-  std::string report;
-  putValue(&report, static_cast<int32_t>(moeSuccess));
-  return report + content;
-}
-
-std::string failureReport(const Error& error) {
-  std::string report;
-  putValue(&report, static_cast<int32_t>(error.code()));
-  return report + error.text().substr(0, kMaxFailureBytes);
-}
-
-// The contents of all reports. Throws the failure of the lowest rank that has one: the same on all ranks, but that
-// "aborted" means this rank itself.
-std::vector<std::string> contentsOf(const std::vector<std::string>& reports, int self) {
-  std::vector<std::string> contents;
-  for (int rank = 0; rank < static_cast<int>(reports.size()); ++rank) {
-    const std::string& report = reports[static_cast<size_t>(rank)];
-    std::string_view rest = report;
-    int32_t code = 0;
-    if (!takeValue(&rest, &code) || code < 0 || code >= moeNumResults) {
-      fail(moeMismatch, "the report of rank ", rank, " on its shared memory cannot be read (", report.size(),
-           " bytes); do all ranks run the same version of moecl?");
-    }
-    if (code == moeAborted && rank != self) code = moeRankLost;
-    if (code != moeSuccess) {
-      fail(static_cast<moeResult_t>(code), "rank ", rank, " could not share its memory: ", rest);
-    }
-    contents.emplace_back(rest);
-  }
-  return contents;
-}
 
 // What the ranks tell each other first.
 struct Card {
@@ -89,35 +54,14 @@ std::vector<Card> parseCards(const std::vector<std::string>& contents) {
   return cards;
 }
 
-Peer unreachable(const std::string& clause) {
-  Peer peer;
-  peer.reason = "because " + clause;
-  return peer;
-}
-
-Peer mapped(const Region& region, const char* transport, Reach reach = Reach::kMapped) {
-  Peer peer;
-  peer.reach = reach;
-  peer.window = region.base;
-  peer.owner = region.owner;
-  peer.transport = transport;
-  return peer;
-}
-
 class ShmTransport final : public Transport {
  public:
   ShmTransport(int rank, int nranks, std::shared_ptr<PeerStates> states)
-      : rank_(rank), nranks_(nranks), states_(std::move(states)) {}
-
-  // Without a word before, the peers must not wait for this rank: its state is gone.
-  ~ShmTransport() override {
-    std::lock_guard lock(mutex_);
-    if (announced_ == PeerState::kAlive) deliver(PeerState::kAborted);
-  }
+      : rank_(rank), nranks_(nranks), states_(std::move(states)), departures_(rank) {}
 
   Region allocate(size_t bytes) override;
   std::vector<Peer> connect(const Region& window, Bootstrap& bootstrap, const WaitLimit& limit) override;
-  void announce(PeerState state) override;
+  void announce(PeerState state) override { departures_.announce(state); }
 
  private:
   std::string describe(const Region& window);
@@ -125,8 +69,6 @@ class ShmTransport final : public Transport {
                              const WaitLimit& limit);
   Peer reachLocal(int peer, const Card& card);
   void mapLinked(const std::vector<Card>& cards, const WaitLimit& limit, std::vector<Peer>* peers);
-  // To every peer that is connected by now. Under the mutex.
-  void deliver(PeerState state);
 
   const int rank_;
   const int nranks_;
@@ -134,11 +76,7 @@ class ShmTransport final : public Transport {
   FileDescriptor memory_;  // of the own window, until it is shown to the others
   std::unique_ptr<LocalWindowEntry> entry_;
   std::unique_ptr<HostLinks> links_;
-
-  std::mutex mutex_;  // for what follows: announce() may run while connect() does
-  PeerState announced_ = PeerState::kAlive;
-  std::vector<std::weak_ptr<PeerStates>> localPeers_;
-  HostLinks* connectedLinks_ = nullptr;  // links_, once it has connected
+  Departures departures_;  // last: it speaks through the links when it goes
 };
 
 Region ShmTransport::allocate(size_t bytes) {
@@ -150,30 +88,14 @@ Region ShmTransport::allocate(size_t bytes) {
 }
 
 std::vector<Peer> ShmTransport::connect(const Region& window, Bootstrap& bootstrap, const WaitLimit& limit) {
-  // A rank that fails tells the others so in the place of what they expect next, and then all fail alike.
-  std::string report;
-  try {
-    report = successReport(describe(window));
-  } catch (const Error& error) {
-    report = failureReport(error);
-  }
-  std::vector<Card> cards = parseCards(contentsOf(bootstrap.allGather(report, limit), rank_));
+  constexpr char kWhat[] = "share its memory";
+  std::vector<Card> cards = parseCards(exchangeReports([&] { return describe(window); }, kWhat, bootstrap, limit));
   std::vector<Peer> peers;
-  std::unique_ptr<Error> failure;
-  try {
+  auto reach = [&] {
     peers = reachAll(window, cards, bootstrap, limit);
-  } catch (const Error& error) {
-    failure = std::make_unique<Error>(error);
-  }
-  std::vector<std::string> verdicts;
-  try {
-    verdicts = bootstrap.allGather(failure ? failureReport(*failure) : successReport(""), limit);
-  } catch (const Error&) {
-    // What went wrong first says more than that the others could not be told.
-    if (failure) throw Error(*failure);
-    throw;
-  }
-  contentsOf(verdicts, rank_);
+    return std::string();
+  };
+  exchangeReports(reach, kWhat, bootstrap, limit);
   memory_.reset();
   return peers;
 }
@@ -210,10 +132,7 @@ std::vector<Peer> ShmTransport::reachAll(const Region& window, const std::vector
     mapLinked(cards, limit, &peers);
     links_->watch(states_);
   }
-  std::lock_guard lock(mutex_);
-  connectedLinks_ = links_.get();
-  // What was said meanwhile has not reached all of them.
-  if (announced_ != PeerState::kAlive) deliver(announced_);
+  departures_.connected(links_.get());
   return peers;
 }
 
@@ -224,8 +143,7 @@ Peer ShmTransport::reachLocal(int peer, const Card& card) {
   if (!region.owner || found->rank != peer || region.bytes != card.windowBytes) {
     return unreachable("its window is no longer in this process");
   }
-  std::lock_guard lock(mutex_);
-  localPeers_.push_back(found->states);
+  departures_.addLocal(found->states);
   return mapped(region, "local");
 }
 
@@ -239,20 +157,6 @@ void ShmTransport::mapLinked(const std::vector<Card>& cards, const WaitLimit& li
     (*peers)[index] = refusal.empty() ? mapped(mapMemfd(got.descriptor, bytes), "shm") : unreachable(refusal);
     got.descriptor.reset();
   }
-}
-
-void ShmTransport::announce(PeerState state) {
-  std::lock_guard lock(mutex_);
-  if (state <= announced_) return;
-  announced_ = state;
-  deliver(state);
-}
-
-void ShmTransport::deliver(PeerState state) {
-  for (const std::weak_ptr<PeerStates>& peer : localPeers_) {
-    if (std::shared_ptr<PeerStates> states = peer.lock()) states->set(rank_, state);
-  }
-  if (connectedLinks_) connectedLinks_->announce(state);
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "transport/shm/local_windows.h"
+#include "transport/local_windows.h"
 
 #include <map>
 #include <mutex>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "transport/shm/process_identity.h"
+#include "transport/process_identity.h"
 
 #include <sys/random.h>
 #include <unistd.h>

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "accelerator.h"
+
+#include "base/error.h"
+
+#ifdef MOE_HAVE_CUDA
+#include "device/cuda_backend.h"
+#include "transport/cuda_ipc/cuda_ipc_transport.h"
+
+namespace moe {
+
+bool gpuUsable(int32_t* device, std::string* reason) { return chooseCudaDevice(device, reason); }
+
+std::unique_ptr<Backend> makeGpuBackend(const moeConfig_t& config, int nranks, int rank) {
+  return makeCudaBackend(config, nranks, rank);
+}
+
+std::unique_ptr<Transport> makeGpuTransport(int rank, int nranks, int device, std::shared_ptr<PeerStates> states) {
+  return makeCudaIpcTransport(rank, nranks, device, std::move(states));
+}
+
+}  // namespace moe
+
+#else
+
+namespace moe {
+
+bool gpuUsable(int32_t*, std::string* reason) {
+  *reason = "this build of moecl has no CUDA backend";
+  return false;
+}
+
+std::unique_ptr<Backend> makeGpuBackend(const moeConfig_t&, int, int) {
+  fail(moeInternalError, "this build of moecl has no CUDA backend");
+}
+
+std::unique_ptr<Transport> makeGpuTransport(int, int, int, std::shared_ptr<PeerStates>) {
+  fail(moeInternalError, "this build of moecl has no CUDA backend");
+}
+
+}  // namespace moe
+#endif

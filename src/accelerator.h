@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// What of moecl needs a GPU, behind functions that exist in every build.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "device/backend.h"
+#include "transport/transport.h"
+
+namespace moe {
+
+// Whether this process can use a GPU. *device: the wanted one, or -1 for the current one; then set to its number. If
+// not, *reason ends a sentence.
+bool gpuUsable(int32_t* device, std::string* reason);
+
+// Only where gpuUsable. `config` is complete and has its device.
+std::unique_ptr<Backend> makeGpuBackend(const moeConfig_t& config, int nranks, int rank);
+std::unique_ptr<Transport> makeGpuTransport(int rank, int nranks, int device, std::shared_ptr<PeerStates> states);
+
+}  // namespace moe

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+
+#include "base/error.h"
+#include "device/cuda_backend.h"
+#include "device/kernels.h"
+#include "device/row_jobs.h"
+#include "device/window_view.h"
+
+namespace moe {
+namespace {
+
+void check(cudaError_t error, const char* call, int device) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();
+  fail(error == cudaErrorMemoryAllocation ? moeOutOfMemory : moeDeviceError, call, " on GPU ", device, ": ",
+       cudaGetErrorName(error), " (", cudaGetErrorString(error), ")");
+}
+
+// Makes a device current for a scope.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) {
+    check(cudaGetDevice(&before_), "cudaGetDevice", device);
+    if (before_ != device) check(cudaSetDevice(device), "cudaSetDevice", device);
+    changed_ = before_ != device;
+  }
+  ~OnDevice() {
+    if (changed_) cudaSetDevice(before_);
+  }
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+// Stages of combine hold parts of rows: small enough for many warps, large enough for the copy engine.
+constexpr int64_t kSumStageBytes = 8192;
+constexpr int64_t kCopyStageBytes = 4096;
+
+// How the work of an operation is spread.
+struct Spread {
+  int send, receive;  // blocks
+  bool together;      // the same blocks do both
+};
+
+// The kernels' reports, in pinned memory.
+struct Reports {
+  Failure failure;
+  Refusal refusal;
+  moeSizes_t sizes;
+};
+
+class CudaBackend : public Backend {
+ public:
+  CudaBackend(const moeConfig_t& config, int nranks, int rank)
+      : device_(config.device), numSms_(config.numSms), timeoutMs_(config.timeoutMs), nranks_(nranks), rank_(rank) {
+    OnDevice on(device_);
+    check(cudaDeviceGetAttribute(&sms_, cudaDevAttrMultiProcessorCount, device_), "cudaDeviceGetAttribute", device_);
+    check(cudaDeviceGetAttribute(&sharedBytes_, cudaDevAttrMaxSharedMemoryPerBlockOptin, device_),
+          "cudaDeviceGetAttribute", device_);
+    int major = 0;
+    check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device_), "cudaDeviceGetAttribute",
+          device_);
+    staged_ = major >= 9;
+    for (Kernel kernel : {Kernel::kDispatch, Kernel::kCount, Kernel::kCombine}) {
+      const void* address = kernelAddress(kernel);
+      cudaFuncAttributes attributes{};
+      check(cudaFuncGetAttributes(&attributes, address), "loading a kernel (cudaFuncGetAttributes)", device_);
+      spare_ = std::max(spare_, static_cast<int>(attributes.sharedSizeBytes));
+    }
+    for (Kernel kernel : {Kernel::kDispatch, Kernel::kCount, Kernel::kCombine}) {
+      check(cudaFuncSetAttribute(kernelAddress(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 sharedBytes_ - spare_),
+            "cudaFuncSetAttribute", device_);
+    }
+    check(cudaStreamCreateWithFlags(&own_, cudaStreamNonBlocking), "cudaStreamCreateWithFlags", device_);
+    check(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), "cudaEventCreateWithFlags", device_);
+    reports_ = static_cast<Reports*>(pinned(sizeof(Reports)));
+    failed_ = reinterpret_cast<uint32_t*>(allocate(sizeof(uint32_t)));
+  }
+
+  ~CudaBackend() override {
+    int before = 0;
+    cudaGetDevice(&before);
+    cudaSetDevice(device_);
+    cudaEventSynchronize(last_);
+    cudaEventDestroy(last_);
+    cudaStreamDestroy(own_);
+    for (void* memory : deviceMemory_) cudaFree(memory);
+    cudaFreeHost(reports_);
+    cudaSetDevice(before);
+  }
+
+  int blocks() const override { return sms_; }
+
+  std::byte* allocate(size_t bytes) override {
+    OnDevice on(device_);
+    void* memory = nullptr;
+    check(cudaMalloc(&memory, std::max<size_t>(bytes, 1)), "cudaMalloc of a workspace", device_);
+    deviceMemory_.push_back(memory);
+    check(cudaMemsetAsync(memory, 0, bytes, own_), "cudaMemsetAsync", device_);
+    check(cudaStreamSynchronize(own_), "cudaStreamSynchronize", device_);
+    return static_cast<std::byte*>(memory);
+  }
+
+  // Not the backend's own: peers in this process may still note this rank's end there.
+  std::shared_ptr<void> allocateNotices(size_t bytes) override {
+    std::shared_ptr<void> memory(pinned(bytes), [](void* pointer) { cudaFreeHost(pointer); });
+    notices_ = static_cast<const Notices*>(memory.get());
+    return memory;
+  }
+
+  std::byte* const* publish(const std::vector<std::byte*>& windows) override {
+    auto* table = reinterpret_cast<std::byte**>(allocate(windows.size() * sizeof(windows[0])));
+    OnDevice on(device_);
+    copy(table, windows.data(), windows.size() * sizeof(windows[0]));
+    return table;
+  }
+
+  Outcome dispatch(DispatchArgs& args, void* stream) override {
+    int64_t chunks = ceilDiv(std::max<int64_t>(args.numTokens, 1), kChunkTokens);
+    bool copies = !args.views && args.phases & kPhaseReceive;
+    Spread spread = dispatchSpread(copies);
+    if (args.phases == kPhaseSend) spread.receive = 0;
+    if (args.phases == kPhaseReceive) spread.send = 0;
+    spread.send = static_cast<int>(std::min<int64_t>(spread.send, chunks * kRunsPerChunk));
+    DispatchLaunch launch{args, {}};
+    int warps = planWarps(&launch.grid, args.common.layout.record.end, dispatchItemBytes(args.common.layout));
+    run(Kernel::kDispatch, &launch, &launch.op.common, spread, warps, stream);
+    return {};
+  }
+
+  Outcome combine(CombineArgs& args, void* stream) override {
+    const Shape& shape = args.common.layout.shape;
+    CombineLaunch launch{args, {}};
+    int64_t stage = shape.expertLayout() ? std::max<int64_t>(kSumStageBytes, 512 * int64_t{shape.topk})
+                                         : std::max<int64_t>(kCopyStageBytes, 512 * int64_t{shape.distinct});
+    int warps = planWarps(&launch.grid, stage, ReduceItem::bytes(shape.topk));
+    run(Kernel::kCombine, &launch, &launch.op.common, combineSpread(shape.expertLayout()), warps, stream);
+    return {};
+  }
+
+  Outcome count(DispatchArgs& args, void* stream, moeSizes_t* sizes) override {
+    DispatchLaunch launch{args, {}};
+    int warps = planWarps(&launch.grid, 0, 16);
+    run(Kernel::kCount, &launch, &launch.op.common, {0, 1, false}, warps, stream);
+    OnDevice on(device_);
+    auto* head = reinterpret_cast<HandleHead*>(args.common.handle + args.common.layout.handle.head);
+    check(cudaMemcpyAsync(&reports_->sizes, &head->sizes, sizeof(moeSizes_t), cudaMemcpyDeviceToHost,
+                          static_cast<cudaStream_t>(stream)),
+          "cudaMemcpyAsync", device_);
+    // The kernel's waits are bounded, so this one is.
+    check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "cudaStreamSynchronize", device_);
+    *sizes = reports_->sizes;
+    return poll();
+  }
+
+  Outcome poll() override {
+    std::lock_guard lock(pollMutex_);
+    Outcome outcome;
+    auto* reports = const_cast<volatile Reports*>(reports_);
+    if (reports->failure.claimed) {
+      outcome.ok = false;
+      outcome.failure = reports_->failure;
+    }
+    if (reports->refusal.code) {
+      outcome.refusal = reports_->refusal;
+      reports->refusal.code = 0;
+    }
+    return outcome;
+  }
+
+  bool synchronous() const override { return false; }
+
+  void drain() override {
+    OnDevice on(device_);
+    check(cudaEventSynchronize(last_), "cudaEventSynchronize", device_);
+  }
+
+  Control readControl(const std::byte* control) override {
+    Control result{};
+    read(&result, control, sizeof(result));
+    return result;
+  }
+  HandleHead readHandle(const std::byte* head) override {
+    HandleHead result{};
+    read(&result, head, sizeof(result));
+    return result;
+  }
+
+ private:
+  void* pinned(size_t bytes) {
+    OnDevice on(device_);
+    void* memory = nullptr;
+    check(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped), "cudaHostAlloc", device_);
+    std::memset(memory, 0, bytes);
+    return memory;
+  }
+
+  // On a stream of the backend's own, so that neither other streams nor other ranks on this GPU are waited for.
+  void copy(void* to, const void* from, size_t bytes) {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, own_), "cudaMemcpyAsync", device_);
+    check(cudaStreamSynchronize(own_), "cudaStreamSynchronize", device_);
+  }
+
+  void read(void* to, const void* from, size_t bytes) {
+    drain();
+    OnDevice on(device_);
+    copy(to, from, bytes);
+  }
+
+  // A few blocks saturate the link; placing rows behind it wants many more.
+  Spread dispatchSpread(bool places) const { return places ? spread(16, 64, 1, 2) : spread(16, 8, 2, 3); }
+  // Where rows are added before they are sent, all of them are read first.
+  Spread combineSpread(bool adds) const { return adds ? spread(96, 32, 3, 4) : spread(8, 16, 1, 3); }
+
+  // As many blocks as wanted, or what config.numSms leaves, of which `part` in `of` send.
+  Spread spread(int send, int receive, int part, int of) const {
+    int limit = numSms_ > 0 ? std::min(numSms_, sms_) : sms_;
+    if (limit < 2) return {1, 1, true};
+    if (limit >= send + receive) return {send, receive, false};
+    int sending = std::max(1, limit * part / of);
+    return {sending, limit - sending, false};
+  }
+
+  // Fills in how rows are staged; returns the warps of a block. `rowBytes` 0: nothing is staged.
+  int planWarps(CudaGrid* grid, int64_t rowBytes, int64_t itemBytes) const {
+    int64_t room = sharedBytes_ - spare_;
+    grid->itemBytes = static_cast<int32_t>(roundUp(itemBytes, 16));
+    int64_t stage = roundUp(rowBytes, 128);
+    for (int stages : {3, 2}) {
+      if (!staged_ || rowBytes == 0) break;
+      int64_t warpBytes = warpSharedBytes(stages, stage, grid->itemBytes);
+      int64_t warps = room / warpBytes;
+      if (warps < (stages == 3 ? 3 : 1)) continue;
+      grid->stages = stages;
+      grid->stageBytes = static_cast<int32_t>(stage);
+      grid->warpBytes = static_cast<int32_t>(warpBytes);
+      return static_cast<int>(std::min<int64_t>(warps, kMaxWarps));
+    }
+    grid->stages = 0;
+    grid->stageBytes = 0;
+    grid->warpBytes = static_cast<int32_t>(warpSharedBytes(0, 0, grid->itemBytes));
+    return static_cast<int>(std::min<int64_t>(kMaxWarps, room / grid->warpBytes));
+  }
+
+  template <class Launch>
+  void run(Kernel kernel, Launch* launch, CommonArgs* common, Spread spread, int warps, void* stream) {
+    OnDevice on(device_);
+    auto target = static_cast<cudaStream_t>(stream);
+    requireOwnStream(target);
+    int blocks = spread.together ? std::max(spread.send, spread.receive) : spread.send + spread.receive;
+    common->blocks = blocks;
+    common->sendBlocks = spread.send;
+    common->receiveBlocks = spread.receive;
+    common->outcome = &reports_->refusal;
+    CudaGrid& grid = launch->grid;
+    grid.notices = notices_;
+    grid.failure = &reports_->failure;
+    grid.failed = failed_;
+    grid.timeoutNs = static_cast<uint64_t>(timeoutMs_) * 1000000;
+    grid.nranks = nranks_;
+    grid.rank = rank_;
+    void* arguments[] = {launch};
+    auto shared = static_cast<size_t>(warps) * static_cast<size_t>(grid.warpBytes);
+    check(cudaLaunchKernel(kernelAddress(kernel), dim3(static_cast<unsigned>(blocks)),
+                           dim3(static_cast<unsigned>(32 * warps)), arguments, shared, target),
+          "cudaLaunchKernel", device_);
+    check(cudaEventRecord(last_, target), "cudaEventRecord", device_);
+  }
+
+  void requireOwnStream(cudaStream_t stream) const {
+    if (!stream) return;
+    int owner = device_;
+    check(cudaStreamGetDevice(stream, &owner), "cudaStreamGetDevice", device_);
+    if (owner != device_) {
+      fail(moeInvalidArgument, "stream belongs to GPU ", owner, ", but the communicator's rank ", rank_,
+           " runs on GPU ", device_);
+    }
+  }
+
+  const int device_;
+  const int numSms_;
+  const int timeoutMs_;
+  const int nranks_, rank_;
+  int sms_ = 0;
+  int sharedBytes_ = 0;         // a block may have
+  int spare_ = 0;               // shared memory that kernels use themselves
+  bool staged_ = false;         // the GPU has the copy engine
+  cudaStream_t own_ = nullptr;  // for copies at init and for queries
+  cudaEvent_t last_ = nullptr;  // after the operation that was launched last
+  Reports* reports_ = nullptr;
+  const Notices* notices_ = nullptr;
+  uint32_t* failed_ = nullptr;
+  std::mutex pollMutex_;
+  std::vector<void*> deviceMemory_;
+};
+
+}  // namespace
+
+bool chooseCudaDevice(int32_t* device, std::string* reason) {
+  int count = 0;
+  cudaError_t error = cudaGetDeviceCount(&count);
+  if (error != cudaSuccess || count == 0) {
+    cudaGetLastError();
+    *reason = cat("no GPU can be used here (cudaGetDeviceCount: ", cudaGetErrorString(error), ")");
+    return false;
+  }
+  int chosen = *device;
+  if (chosen < 0 && cudaGetDevice(&chosen) != cudaSuccess) chosen = 0;
+  if (chosen >= count) {
+    *reason = cat("config.device = ", chosen, " does not exist; this process sees GPUs 0 to ", count - 1);
+    return false;
+  }
+  *device = chosen;
+  return true;
+}
+
+std::unique_ptr<Backend> makeCudaBackend(const moeConfig_t& config, int nranks, int rank) {
+  return std::make_unique<CudaBackend>(config, nranks, rank);
+}
+
+}  // namespace moe

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// The GPU's Exec: warps of 32 lanes. From sm_90 on, rows are staged through shared memory by the copy engine, several
+// in flight per warp; elsewhere, and for rows too large to stage, lanes copy 16 bytes each.
+#pragma once
+
+#include "device/args.h"
+#include "device/exec_cuda_grid.h"
+#include "device/numbers.h"
+#include "device/ptx.cuh"
+#include "device/row_jobs.h"
+#include "layout.h"
+
+namespace moe {
+
+// A row between its sources and its destinations, in shared memory.
+struct StagedRow {
+  std::byte* stage;
+  uint64_t* barrier;
+  int lane;
+  bool ordinary = false;  // lanes have read or written the stage themselves
+
+  __device__ void load(int64_t offset, const std::byte* from, int64_t bytes);
+  __device__ void store(std::byte* to, int64_t offset, int64_t bytes) const;
+};
+
+// A row that lanes copy from where it lies.
+struct DirectRow {
+  struct Piece {
+    int64_t offset, bytes;
+    const std::byte* from;
+  };
+  Piece pieces[kMaxPayloads + 1];
+  int count = 0;
+  int lane;
+
+  __device__ explicit DirectRow(int lane) : lane(lane) {}
+  __device__ void load(int64_t offset, const std::byte* from, int64_t bytes) {
+    pieces[count++] = {offset, bytes, from};
+  }
+  __device__ void store(std::byte* to, int64_t offset, int64_t bytes) const;
+};
+
+struct ReducePart;
+
+class CudaExec {
+ public:
+  // All threads of the block. `shared`: warps() * grid.warpBytes.
+  __device__ CudaExec(const CudaGrid& grid, Control* control, std::byte* shared);
+
+  __device__ int block() const { return block_; }
+  __device__ int warp() const { return static_cast<int>(threadIdx.x) / 32; }
+  __device__ int warps() const { return static_cast<int>(blockDim.x) / 32; }
+  __device__ int lane() const { return static_cast<int>(threadIdx.x) % 32; }
+  __device__ int lanes() const { return 32; }
+  __device__ int thread() const { return static_cast<int>(threadIdx.x); }
+  __device__ int threads() const { return static_cast<int>(blockDim.x); }
+
+  __device__ bool wait(const uint64_t* word, uint64_t expected, Awaited awaited, int peer);
+  __device__ void signal(uint64_t* word, uint64_t value) { ptx::storeReleaseSys(word, value); }
+  __device__ void signalLocal(uint64_t* word, uint64_t value) { ptx::storeReleaseGpu(word, value); }
+  template <class WordOf>
+  __device__ void signalMany(int count, uint64_t value, WordOf wordOf) {
+    ptx::fenceSys();
+    for (int i = 0; i < count; ++i) ptx::storeRelaxedSys(wordOf(i), value);
+  }
+  __device__ uint32_t arrive(uint32_t* counter, uint32_t amount) { return ptx::addAcqRelGpu(counter, amount) + amount; }
+  __device__ void reset(uint32_t* counter) { *static_cast<volatile uint32_t*>(counter) = 0; }
+  __device__ void addShared(int32_t* word, int32_t amount) { atomicAdd(word, amount); }
+
+  __device__ std::byte* scratch(int64_t bytes) {
+    return grid_.stages > 0 && bytes <= int64_t{grid_.stages} * grid_.stageBytes ? stages_ : nullptr;
+  }
+  __device__ void warpBarrier() { __syncwarp(); }
+  __device__ bool warpAll(bool ok) const { return __all_sync(~0u, ok); }
+  __device__ uint32_t ballot(bool set) const { return __ballot_sync(~0u, set); }
+  __device__ bool barrier(bool ok) { return __syncthreads_and(ok); }
+  __device__ bool lastBlock(uint32_t* counter, int blocks);
+
+  struct Match {
+    int below, total;
+  };
+  __device__ Match match(int32_t key) const {
+    uint32_t same = __match_any_sync(~0u, key);
+    return {__popc(same & ptx::lanesBelow()), __popc(same)};
+  }
+
+  __device__ void fail(int32_t code, Awaited awaited, int peer, uint64_t expected, uint64_t seen);
+
+  template <class Job>
+  __device__ bool streamRows(int64_t count, Job& job) {
+    if constexpr (ptx::kHasBulk) {
+      if (grid_.stages > 0) return streamStaged(count, job);
+    }
+    return streamDirect(count, job);
+  }
+  template <class Job>
+  __device__ bool reduceRows(int64_t count, Job& job);
+
+ private:
+  template <class Job>
+  __device__ bool streamStaged(int64_t count, Job& job);
+  template <class Job>
+  __device__ bool streamDirect(int64_t count, Job& job);
+  template <class Job>
+  __device__ bool reduceStaged(int64_t count, Job& job);
+  template <class Job>
+  __device__ bool reduceDirect(int64_t count, Job& job);
+  __device__ void loadPart(ReduceItem& item, int stage, int64_t offset, int64_t bytes);
+  template <class Job>
+  __device__ void addPart(ReduceItem& item, int stage, ReducePart part, int64_t bytes, const Job& job);
+  template <class Job>
+  __device__ void stageRow(const std::byte* item, int stage, Job& job);
+
+  __device__ void awaitStage(int stage);
+  __device__ bool waitSlow(const uint64_t* word, uint64_t expected, Awaited awaited, int peer);
+  __device__ int32_t verdict(int peer, int* culprit) const;
+
+  // The items of the run that starts at row i.
+  __device__ RunItems items(int64_t i) const {
+    return {items_ + i / kRunRows % kItemRuns * kRunRows * grid_.itemBytes, grid_.itemBytes};
+  }
+  __device__ const std::byte* item(int64_t i) const { return items(i)[i % kRunRows]; }
+
+  const CudaGrid& grid_;
+  int block_;
+  std::byte* stages_;
+  std::byte* items_;
+  uint64_t* barriers_;
+  uint32_t phases_ = 0;  // of the barriers, a bit a stage
+};
+
+}  // namespace moe
+
+#include "device/exec_cuda_reduce.cuh"
+#include "device/exec_cuda_stream.cuh"
+#include "device/exec_cuda_wait.cuh"

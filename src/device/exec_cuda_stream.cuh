@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// CudaExec: carrying rows.
+//
+// Staged: a warp keeps up to stages - 1 rows between their loads and their stores. The loads of a row wait until the
+// stores of the row that had its stage before, two rows back, have read it; the stores of one row may be outstanding
+// meanwhile. Completion is reported one run late, so that nothing is drained between runs.
+#pragma once
+
+#include "device/exec_cuda.cuh"
+
+namespace moe {
+
+// A copy by all lanes in units of Word.
+template <class Word>
+__device__ __forceinline__ void copyWords(std::byte* to, const std::byte* from, int64_t bytes, int lane) {
+  auto* target = reinterpret_cast<Word*>(to);
+  const auto* source = reinterpret_cast<const Word*>(from);
+  int64_t count = bytes / static_cast<int64_t>(sizeof(Word));
+  int64_t at = lane;
+  for (; at + 96 < count; at += 128) {
+    Word a = source[at], b = source[at + 32], c = source[at + 64], d = source[at + 96];
+    target[at] = a;
+    target[at + 32] = b;
+    target[at + 64] = c;
+    target[at + 96] = d;
+  }
+  for (; at < count; at += 32) target[at] = source[at];
+}
+
+__device__ inline bool aligned(const void* a, const void* b, int64_t bytes, uintptr_t to) {
+  auto bits = reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) | static_cast<uintptr_t>(bytes);
+  return bits % to == 0;
+}
+
+__device__ inline void copyBytes(std::byte* to, const std::byte* from, int64_t bytes, int lane) {
+  if (aligned(to, from, bytes, 16)) return copyWords<int4>(to, from, bytes, lane);
+  if (aligned(to, from, bytes, 4)) return copyWords<uint32_t>(to, from, bytes, lane);
+  if (aligned(to, from, bytes, 2)) return copyWords<uint16_t>(to, from, bytes, lane);
+  copyWords<uint8_t>(to, from, bytes, lane);
+}
+
+#if __CUDA_ARCH__ >= 900
+__device__ inline void StagedRow::load(int64_t offset, const std::byte* from, int64_t bytes) {
+  if (!aligned(from, stage + offset, bytes, 16)) {
+    copyBytes(stage + offset, from, bytes, lane);
+    ordinary = true;
+  } else if (lane == 0) {
+    ptx::barrierExpect(barrier, static_cast<uint32_t>(bytes));
+    ptx::bulkLoad(stage + offset, from, static_cast<uint32_t>(bytes), barrier);
+  }
+}
+
+__device__ inline void StagedRow::store(std::byte* to, int64_t offset, int64_t bytes) const {
+  if (!aligned(to, stage + offset, bytes, 16)) {
+    copyBytes(to, stage + offset, bytes, lane);
+  } else if (lane == 0) {
+    ptx::bulkStore(to, stage + offset, static_cast<uint32_t>(bytes));
+  }
+}
+
+// Starts the loads of a row into a stage and composes the rest of it.
+template <class Job>
+__device__ void CudaExec::stageRow(const std::byte* item, int stage, Job& job) {
+  if (lane() == 0) ptx::bulkWaitRead<1>();
+  __syncwarp();
+  StagedRow row{stages_ + stage * grid_.stageBytes, barriers_ + stage, lane()};
+  job.gather(item, row);
+  if (job.fillBytes() > 0) job.fill(*this, item, row.stage + job.fillOffset());
+  // What lanes wrote is read by the copy engine.
+  ptx::fenceProxyShared();
+  __syncwarp();
+  if (lane() == 0) ptx::barrierArrive(row.barrier);
+}
+
+// Until the loads into a stage have arrived.
+__device__ inline void CudaExec::awaitStage(int stage) {
+  while (!ptx::barrierTryWait(barriers_ + stage, phases_ >> stage & 1u)) {
+  }
+  phases_ ^= 1u << stage;
+}
+
+template <class Job>
+__device__ bool CudaExec::streamStaged(int64_t count, Job& job) {
+  int begun = 0, stored = 0;  // rows that carry something: loads begun, stores begun
+  uint32_t carries = 0;       // a bit for each row between `next` and `ahead`
+  int64_t next = 0, ahead = 0;
+  int loading = 0, storing = 0;  // their stages
+  // Lanes may have used the stages as scratch memory.
+  ptx::fenceProxyShared();
+  __syncwarp();
+  while (next < count) {
+    while (ahead < count && begun - stored < grid_.stages - 1 && ahead - next < kRunRows) {
+      if (ahead % kRunRows == 0) {
+        __syncwarp();
+        if (!job.beginRun(*this, ahead, items(ahead))) {
+          for (; stored < begun; ++stored) {
+            awaitStage(storing);
+            storing = storing + 1 == grid_.stages ? 0 : storing + 1;
+          }
+          if (lane() == 0) ptx::bulkWait<0>();
+          return false;
+        }
+        __syncwarp();
+      }
+      if (job.carries(item(ahead))) {
+        stageRow(item(ahead), loading, job);
+        carries |= 1u << (ahead - next);
+        loading = loading + 1 == grid_.stages ? 0 : loading + 1;
+        ++begun;
+      }
+      ++ahead;
+    }
+    if (carries & 1u) {
+      StagedRow row{stages_ + storing * grid_.stageBytes, barriers_ + storing, lane()};
+      awaitStage(storing);
+      job.scatter(item(next), row);
+      // Lanes that read the stage themselves must be done before the copy engine writes it again.
+      ptx::fenceProxyShared();
+      __syncwarp();
+      storing = storing + 1 == grid_.stages ? 0 : storing + 1;
+      ++stored;
+    }
+    carries >>= 1;
+    // One group a row, empty for a row without stores, so that counting groups counts rows.
+    if (lane() == 0) ptx::bulkCommit();
+    ++next;
+    if (next % kRunRows == 0 && next > kRunRows) {
+      if (lane() == 0) {
+        ptx::bulkWait<kRunRows>();
+        ptx::fenceProxy();
+      }
+      __syncwarp();
+      job.finishedRun(*this, next - 2 * kRunRows);
+    }
+  }
+  if (lane() == 0) {
+    ptx::bulkWait<0>();
+    ptx::fenceProxy();
+  }
+  __syncwarp();
+  if (count > 0) job.finishedRun(*this, count - kRunRows);
+  return true;
+}
+#endif
+
+__device__ inline void DirectRow::store(std::byte* to, int64_t offset, int64_t bytes) const {
+  for (int i = 0; i < count; ++i) {
+    int64_t begin = larger(offset, pieces[i].offset);
+    int64_t end = smaller(offset + bytes, pieces[i].offset + pieces[i].bytes);
+    if (begin < end) copyBytes(to + (begin - offset), pieces[i].from + (begin - pieces[i].offset), end - begin, lane);
+  }
+}
+
+template <class Job>
+__device__ bool CudaExec::streamDirect(int64_t count, Job& job) {
+  for (int64_t i = 0; i < count; i += kRunRows) {
+    if (!job.beginRun(*this, i, items(i))) return false;
+    __syncwarp();
+    for (int64_t j = i; j < i + kRunRows; ++j) {
+      if (!job.carries(item(j))) continue;
+      DirectRow row(lane());
+      job.gather(item(j), row);
+      if (job.fillBytes() > 0) {
+        job.fill(*this, item(j), stages_);
+        __syncwarp();
+        row.load(job.fillOffset(), stages_, job.fillBytes());
+      }
+      job.scatter(item(j), row);
+      __syncwarp();
+    }
+    job.finishedRun(*this, i);
+  }
+  return true;
+}
+
+}  // namespace moe

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// CudaExec: blocks, waits and failures.
+#pragma once
+
+#include "device/exec_cuda.cuh"
+
+namespace moe {
+
+// Blocks number themselves in the order in which they start, so that one which waits for a lower number waits for a
+// block that runs or has run.
+__device__ inline CudaExec::CudaExec(const CudaGrid& grid, Control* control, std::byte* shared) : grid_(grid) {
+  __shared__ int ticket;
+  if (threadIdx.x == 0) ticket = static_cast<int>(atomicAdd(&control->ticket, 1));
+  std::byte* mine = shared + warp() * grid.warpBytes;
+  stages_ = mine;
+  items_ = mine + itemsOffset(grid.stages, grid.stageBytes);
+  barriers_ = reinterpret_cast<uint64_t*>(items_ + kItemRuns * kRunRows * grid.itemBytes);
+#if __CUDA_ARCH__ >= 900
+  if (lane() < grid.stages) ptx::barrierInit(barriers_ + lane());
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  ptx::fenceProxyShared();
+#endif
+  __syncthreads();
+  block_ = ticket;
+}
+
+__device__ inline bool CudaExec::lastBlock(uint32_t* counter, int blocks) {
+  __shared__ uint32_t arrived;
+  __syncthreads();
+  if (threadIdx.x == 0) arrived = arrive(counter, 1);
+  __syncthreads();
+  return arrived == static_cast<uint32_t>(blocks);
+}
+
+__device__ inline bool CudaExec::wait(const uint64_t* word, uint64_t expected, Awaited awaited, int peer) {
+  if (ptx::loadAcquireSys(word) < expected && !waitSlow(word, expected, awaited, peer)) return false;
+  // What the word announces may be read by the copy engine next.
+  ptx::fenceProxy();
+  return true;
+}
+
+// moeSuccess, or why waiting for `peer` is in vain. Reads pinned memory: only now and then.
+__device__ inline int32_t CudaExec::verdict(int peer, int* culprit) const {
+  if (ptx::loadRelaxedSys(&grid_.notices->aborted)) {
+    *culprit = grid_.rank;
+    return moeAborted;
+  }
+  const auto* states = reinterpret_cast<const volatile unsigned char*>(grid_.notices + 1);
+  auto stateOf = [&](int rank) { return states[rank]; };
+  if (stateOf(peer) != static_cast<unsigned char>(PeerState::kAlive)) return moeRankLost;
+  if (!ptx::loadRelaxedSys(&grid_.notices->lost)) return moeSuccess;
+  for (int rank = 0; rank < grid_.nranks; ++rank) {
+    if (stateOf(rank) > stateOf(*culprit)) *culprit = rank;
+  }
+  return moeRankLost;
+}
+
+__device__ inline bool CudaExec::waitSlow(const uint64_t* word, uint64_t expected, Awaited awaited, int peer) {
+  constexpr int kSpinsPerLook = 2048;
+  uint64_t start = ptx::globalTimerNs();
+  while (true) {
+    for (int spin = 0; spin < kSpinsPerLook; ++spin) {
+      if (ptx::loadAcquireSys(word) >= expected) return true;
+    }
+    if (ptx::loadRelaxedGpu(grid_.failed)) return false;
+    int culprit = peer;
+    int32_t code = verdict(peer, &culprit);
+    if (code == moeSuccess && ptx::globalTimerNs() - start > grid_.timeoutNs) code = moeTimeout;
+    if (code == moeSuccess) continue;
+    // What a rank wrote before it left still counts.
+    uint64_t seen = ptx::loadAcquireSys(word);
+    if (seen >= expected) return true;
+    fail(code, awaited, culprit, expected, seen);
+    return false;
+  }
+}
+
+__device__ inline void CudaExec::fail(int32_t code, Awaited awaited, int peer, uint64_t expected, uint64_t seen) {
+  if (atomicExch(grid_.failed, 1u) != 0) return;
+  volatile Failure* failure = grid_.failure;
+  failure->code = code;
+  failure->peer = peer;
+  failure->awaited = awaited;
+  failure->expected = expected;
+  failure->seen = seen;
+  __threadfence_system();
+  failure->claimed = 1;
+}
+
+}  // namespace moe

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// The protocols, compiled for the GPU.
+#include "device/direct_combine.h"
+#include "device/direct_dispatch.h"
+#include "device/exec_cuda.cuh"
+#include "device/kernels.h"
+
+namespace moe {
+namespace {
+
+extern __shared__ __align__(128) std::byte shared[];
+
+__global__ void __launch_bounds__(32 * kMaxWarps, 1) dispatchKernel(const __grid_constant__ DispatchLaunch launch) {
+  CudaExec exec(launch.grid, launch.op.common.control(), shared);
+  directDispatch(exec, launch.op);
+}
+
+__global__ void __launch_bounds__(32 * kMaxWarps, 1) countKernel(const __grid_constant__ DispatchLaunch launch) {
+  CudaExec exec(launch.grid, launch.op.common.control(), shared);
+  countDispatch(exec, launch.op);
+}
+
+__global__ void __launch_bounds__(32 * kMaxWarps, 1) combineKernel(const __grid_constant__ CombineLaunch launch) {
+  CudaExec exec(launch.grid, launch.op.common.control(), shared);
+  directCombine(exec, launch.op);
+}
+
+}  // namespace
+
+int64_t dispatchItemBytes(const Layout& layout) {
+  return larger(SendJob<CudaExec>::itemBytes(layout), PlaceJob<CudaExec>::itemBytes(layout.shape));
+}
+
+const void* kernelAddress(Kernel kernel) {
+  switch (kernel) {
+    case Kernel::kDispatch: return reinterpret_cast<const void*>(&dispatchKernel);
+    case Kernel::kCount: return reinterpret_cast<const void*>(&countKernel);
+    case Kernel::kCombine: return reinterpret_cast<const void*>(&combineKernel);
+  }
+  return nullptr;
+}
+
+}  // namespace moe

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels as the host sees them. Each takes one argument: the operation and how it runs.
+#pragma once
+
+#include "device/args.h"
+#include "device/exec_cuda_grid.h"
+
+namespace moe {
+
+struct DispatchLaunch {
+  DispatchArgs op;
+  CudaGrid grid;
+};
+
+struct CombineLaunch {
+  CombineArgs op;
+  CudaGrid grid;
+};
+
+enum class Kernel { kDispatch, kCount, kCombine };
+
+// The address that cudaLaunchKernel and cudaFuncSetAttribute take.
+const void* kernelAddress(Kernel kernel);
+
+// Most bytes of an item of dispatch.
+int64_t dispatchItemBytes(const Layout& layout);
+
+constexpr int kMaxWarps = 16;
+
+}  // namespace moe

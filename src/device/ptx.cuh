@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// The PTX that moecl needs, one instruction or short sequence a function. Nothing else contains asm.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace moe::ptx {
+
+// Bulk copies (TMA) exist from sm_90 on.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr bool kHasBulk = true;
+#else
+constexpr bool kHasBulk = false;
+#endif
+
+__device__ __forceinline__ uint64_t loadAcquireSys(const uint64_t* word) {
+  uint64_t value;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+__device__ __forceinline__ uint32_t loadRelaxedSys(const uint32_t* word) {
+  uint32_t value;
+  asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  return value;
+}
+__device__ __forceinline__ uint32_t loadRelaxedGpu(const uint32_t* word) {
+  uint32_t value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  return value;
+}
+__device__ __forceinline__ void storeReleaseSys(uint64_t* word, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+__device__ __forceinline__ void storeReleaseGpu(uint64_t* word, uint64_t value) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+__device__ __forceinline__ void storeRelaxedSys(uint64_t* word, uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+}
+__device__ __forceinline__ void fenceSys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+__device__ __forceinline__ uint32_t addAcqRelGpu(uint32_t* word, uint32_t amount) {
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(amount) : "memory");
+  return before;
+}
+__device__ __forceinline__ uint64_t globalTimerNs() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+}
+__device__ __forceinline__ uint32_t lanesBelow() {
+  uint32_t mask;
+  asm volatile("mov.u32 %0, %lanemask_lt;" : "=r"(mask));
+  return mask;
+}
+
+__device__ __forceinline__ uint32_t sharedAddress(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Orders ordinary accesses with those of the copy engine, in all memory or in this block's shared memory.
+__device__ __forceinline__ void fenceProxy() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void fenceProxyShared() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+#if __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void barrierInit(uint64_t* barrier) {
+  asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(sharedAddress(barrier)) : "memory");
+}
+__device__ __forceinline__ void barrierExpect(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(sharedAddress(barrier)), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void barrierArrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(sharedAddress(barrier)) : "memory");
+}
+__device__ __forceinline__ bool barrierTryWait(uint64_t* barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+               : "=r"(done)
+               : "r"(sharedAddress(barrier)), "r"(parity)
+               : "memory");
+  return done;
+}
+__device__ __forceinline__ void bulkLoad(void* shared, const void* global, uint32_t bytes, uint64_t* barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                   sharedAddress(shared)),
+               "l"(global), "r"(bytes), "r"(sharedAddress(barrier))
+               : "memory");
+}
+__device__ __forceinline__ void bulkStore(void* global, const void* shared, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(sharedAddress(shared)),
+               "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void bulkCommit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until at most N of this thread's store groups have not yet read their shared memory.
+template <int N>
+__device__ __forceinline__ void bulkWaitRead() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+// Until at most N of this thread's store groups are incomplete.
+template <int N>
+__device__ __forceinline__ void bulkWait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
+}
+#endif
+
+}  // namespace moe::ptx

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/cuda_ipc/device_select.h"
+
+#include "base/error.h"
+#include "base/log.h"
+#include "transport/cuda_ipc/driver.h"
+
+namespace moe {
+namespace {
+
+int countDevices() {
+  int count = 0;
+  checkDriver(driver().deviceGetCount(&count), "cuDeviceGetCount", "this machine");
+  return count;
+}
+
+}  // namespace
+
+int cudaDeviceCount() noexcept {
+  try {
+    OrError<int> count = taking(countDevices);
+    if (const int* devices = std::get_if<int>(&count)) return *devices;
+    log(LogLevel::kTrace, "no GPU is used: ", std::get<Error>(count).text());
+  } catch (const std::exception&) {
+    // Without memory for a text, there is none for a GPU's windows either.
+  }
+  return 0;
+}
+
+std::string cudaDeviceName(int device) {
+  int count = countDevices();
+  if (device < 0 || device >= count) {
+    fail(moeInvalidArgument, "device ", device, " does not exist: this process sees ", count, " GPUs, counted from 0");
+  }
+  std::string where = cat("device ", device);
+  CUdevice handle = -1;
+  checkDriver(driver().deviceGet(&handle, device), "cuDeviceGet", where);
+  char name[256] = {};
+  checkDriver(driver().deviceGetName(name, static_cast<int>(sizeof(name)) - 1, handle), "cuDeviceGetName", where);
+  return name;
+}
+
+}  // namespace moe
