@@ -15,8 +15,9 @@ std::unique_ptr<Backend> makeGpuBackend(const moeConfig_t& config, int nranks, i
   return makeCudaBackend(config, nranks, rank);
 }
 
-std::unique_ptr<Transport> makeGpuTransport(int rank, int nranks, int device, std::shared_ptr<PeerStates> states) {
-  return makeCudaIpcTransport(rank, nranks, device, std::move(states));
+std::unique_ptr<Transport> makeGpuTransport(int rank, int nranks, int device,
+                                            const std::shared_ptr<PeerStates>& states) {
+  return makeCudaIpcTransport(rank, nranks, device, states);
 }
 
 }  // namespace moe
@@ -34,7 +35,7 @@ std::unique_ptr<Backend> makeGpuBackend(const moeConfig_t&, int, int) {
   fail(moeInternalError, "this build of moecl has no CUDA backend");
 }
 
-std::unique_ptr<Transport> makeGpuTransport(int, int, int, std::shared_ptr<PeerStates>) {
+std::unique_ptr<Transport> makeGpuTransport(int, int, int, const std::shared_ptr<PeerStates>&) {
   fail(moeInternalError, "this build of moecl has no CUDA backend");
 }
 

@@ -16,6 +16,7 @@ bool gpuUsable(int32_t* device, std::string* reason);
 
 // Only where gpuUsable. `config` is complete and has its device.
 std::unique_ptr<Backend> makeGpuBackend(const moeConfig_t& config, int nranks, int rank);
-std::unique_ptr<Transport> makeGpuTransport(int rank, int nranks, int device, std::shared_ptr<PeerStates> states);
+std::unique_ptr<Transport> makeGpuTransport(int rank, int nranks, int device,
+                                            const std::shared_ptr<PeerStates>& states);
 
 }  // namespace moe

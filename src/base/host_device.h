@@ -11,6 +11,13 @@
 #define MOE_PROTOCOL
 #endif
 
+// Before a loop whose iterations must become straight code, so that their loads overlap.
+#if defined(__CUDA_ARCH__)
+#define MOE_UNROLL _Pragma("unroll")
+#else
+#define MOE_UNROLL
+#endif
+
 #include <cstdint>
 
 namespace moe {

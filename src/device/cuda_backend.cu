@@ -216,10 +216,10 @@ class CudaBackend : public Backend {
     copy(to, from, bytes);
   }
 
-  // A few blocks saturate the link; placing rows behind it wants many more.
-  Spread dispatchSpread(bool places) const { return places ? spread(16, 64, 1, 2) : spread(16, 8, 2, 3); }
+  // Measured on two H200s: docs/performance.md.
+  Spread dispatchSpread(bool places) const { return places ? spread(64, 64, 1, 2) : spread(64, 16, 2, 3); }
   // Where rows are added before they are sent, all of them are read first.
-  Spread combineSpread(bool adds) const { return adds ? spread(96, 32, 3, 4) : spread(8, 16, 1, 3); }
+  Spread combineSpread(bool adds) const { return adds ? spread(96, 32, 3, 4) : spread(48, 48, 1, 2); }
 
   // As many blocks as wanted, or what config.numSms leaves, of which `part` in `of` send.
   Spread spread(int send, int receive, int part, int of) const {

@@ -93,8 +93,9 @@ class SumJob : public PartialRows<X> {
       bool some = j < records.count;
       *items.as<ReduceItem>(j) = {some ? this->partialRow(records.source, records.first + j) : nullptr, topk};
     }
-    for (int64_t entry = x.lane(); entry < records.count * topk; entry += x.lanes()) {
-      int64_t j = entry / topk, k = entry % topk;
+    auto entries = static_cast<int32_t>(records.count) * topk;
+    for (int32_t entry = x.lane(); entry < entries; entry += x.lanes()) {
+      int32_t j = entry / topk, k = entry % topk;
       int32_t row = this->handle_.rows(records.source, records.first + j)[k];
       float weight = this->handle_.rowWeights(records.source, records.first + j)[k];
       items.as<ReduceItem>(j)->sources()[k] = {row >= 0 ? this->a_.rows.data + row * this->a_.rows.stride : nullptr,

@@ -189,14 +189,18 @@ class SourceRuns {
     return warp_ < runs ? ceilDiv(runs - warp_, warps_) * kRunRows : 0;
   }
   MOE_PROTOCOL int source(int64_t i) const {
-    return static_cast<int>((shape_.rank + run(i) % shape_.nranks) % shape_.nranks);
+    return static_cast<int>((static_cast<uint32_t>(shape_.rank) + run(i) % ranks()) % ranks());
   }
-  MOE_PROTOCOL int64_t chunk(int64_t i) const { return run(i) / shape_.nranks / kRunsPerChunk; }
+  MOE_PROTOCOL int64_t chunk(int64_t i) const { return run(i) / ranks() / static_cast<uint32_t>(kRunsPerChunk); }
   // First row of the run among the records of its chunk.
-  MOE_PROTOCOL int64_t row(int64_t i) const { return run(i) / shape_.nranks % kRunsPerChunk * kRunRows; }
+  MOE_PROTOCOL int64_t row(int64_t i) const {
+    return run(i) / ranks() % static_cast<uint32_t>(kRunsPerChunk) * kRunRows;
+  }
 
  private:
-  MOE_PROTOCOL int64_t run(int64_t i) const { return warp_ + i / kRunRows * warps_; }
+  // There are fewer than 2^32 runs, and 64-bit divisions are slow on GPUs.
+  MOE_PROTOCOL uint32_t run(int64_t i) const { return static_cast<uint32_t>(warp_ + i / kRunRows * warps_); }
+  MOE_PROTOCOL uint32_t ranks() const { return static_cast<uint32_t>(shape_.nranks); }
 
   const Shape& shape_;
   int64_t warp_, warps_;
@@ -242,11 +246,11 @@ class PlaceJob {
     int64_t begin = 0, end = 0;
     if (!enterChunk(x, source, runs_.chunk(i), &begin, &end)) return false;
     int64_t first = begin + runs_.row(i);
-    int64_t rows = larger(0, smaller(kRunRows, end - first));
+    auto rows = static_cast<int32_t>(larger(0, smaller(kRunRows, end - first)));
     x.warpBarrier();
     bool ok = true;
-    for (int64_t entry = x.lane(); entry < rows * shape_.topk; entry += x.lanes()) {
-      int64_t j = entry / shape_.topk;
+    for (int32_t entry = x.lane(); entry < rows * shape_.topk; entry += x.lanes()) {
+      int32_t j = entry / shape_.topk;
       Record record(*this, source, first + j);
       ok = noteEntry(*items.as<Item>(j), record, static_cast<int>(entry % shape_.topk)) && ok;
     }
@@ -273,12 +277,12 @@ class PlaceJob {
     }
   }
 
-  MOE_PROTOCOL int64_t fillOffset() const { return 0; }
-  MOE_PROTOCOL int64_t fillBytes() const { return 0; }
-  MOE_PROTOCOL void fill(X&, const std::byte*, std::byte*) const {}
+  MOE_PROTOCOL int64_t composedOffset() const { return 0; }
+  MOE_PROTOCOL int64_t composedBytes() const { return 0; }
+  MOE_PROTOCOL const std::byte* composed(const std::byte*) const { return nullptr; }
 
   template <class Row>
-  MOE_PROTOCOL void scatter(const std::byte* memory, const Row& row) const {
+  MOE_PROTOCOL void scatter(const std::byte* memory, Row& row) const {
     const auto* item = reinterpret_cast<const Item*>(memory);
     if (!shape_.expertLayout()) {
       storePayloads(row, arrivals_.sourceRow(item->source, item->slot));
@@ -407,7 +411,7 @@ class PlaceJob {
   }
 
   template <class Row>
-  MOE_PROTOCOL void storePayloads(const Row& row, int64_t to) const {
+  MOE_PROTOCOL void storePayloads(Row& row, int64_t to) const {
     for (int payload = 0; payload < shape_.payloads; ++payload) {
       const RowsOut& out = a_.outputs[payload];
       row.store(out.data + to * out.stride, layout_.record.payload[payload], shape_.payloadBytes[payload]);

@@ -15,12 +15,6 @@ namespace moe {
 
 MOE_PROTOCOL inline int64_t chunksOf(int64_t tokens) { return larger(1, ceilDiv(tokens, kChunkTokens)); }
 
-// Where one copy of a token goes.
-struct Target {
-  int32_t slot;
-  int32_t rank;
-};
-
 // The routing of this rank's tokens, in chunks: cleaned ids, and the slot of every record. A chunk is the work of one
 // warp, and lies in the Exec's scratch memory where that is large enough.
 template <class X>
@@ -40,7 +34,7 @@ class Router {
     enter(chunk);
     for (int64_t bin = x_.lane(); bin < shape_.bins(); bin += x_.lanes()) next_[bin] = 0;
     x_.warpBarrier();
-    for (int64_t i = x_.lane(); i < entries_; i += x_.lanes()) {
+    for (int32_t i = x_.lane(); i < entries_; i += x_.lanes()) {
       if (flags_[i] & kRankFirst) x_.addShared(&next_[owners_[i]], 1);
       if (shape_.expertLayout() && flags_[i] & kExpertFirst) x_.addShared(&next_[shape_.nranks + ids_[i]], 1);
     }
@@ -59,8 +53,8 @@ class Router {
     x_.warpBarrier();
     int32_t* nextIndex = next_ + shape_.nranks;
     int64_t firstEntry = first_ * shape_.topk;
-    for (int64_t from = 0; from < entries_; from += x_.lanes()) {
-      int64_t i = from + x_.lane();
+    for (int32_t from = 0; from < entries_; from += x_.lanes()) {
+      int32_t i = from + x_.lane();
       bool mine = i < entries_;
       int32_t rank = mine && flags_[i] & kRankFirst ? owners_[i] : -1;
       auto sameRank = x_.match(rank);
@@ -90,40 +84,44 @@ class Router {
     next_ = owners_ + most;
     flags_ = reinterpret_cast<uint8_t*>(next_ + shape_.bins());
     first_ = chunk * kChunkTokens;
-    tokens_ = larger(0, smaller(kChunkTokens, a_.numTokens - first_));
+    tokens_ = static_cast<int32_t>(larger(0, smaller(kChunkTokens, a_.numTokens - first_)));
     entries_ = tokens_ * shape_.topk;
     loaded_ = chunk;
-    for (int64_t from = 0; from < entries_; from += kBatch * x_.lanes()) readEntries(from);
+    for (int32_t from = 0; from < entries_; from += kBatch * x_.lanes()) readEntries(from);
     x_.warpBarrier();
-    for (int64_t i = x_.lane(); i < entries_; i += x_.lanes()) flags_[i] = findFirsts(i);
+    for (int32_t i = x_.lane(); i < entries_; i += x_.lanes()) flags_[i] = findFirsts(i);
     x_.warpBarrier();
-    for (int64_t token = x_.lane(); token < tokens_; token += x_.lanes()) {
+    for (int32_t token = x_.lane(); token < tokens_; token += x_.lanes()) {
       int32_t ranks = 0;
       for (int k = 0; k < shape_.topk; ++k) ranks += flags_[token * shape_.topk + k] & kRankFirst;
       *handle_.rankCount(first_ + token) = ranks;
     }
   }
 
-  MOE_PROTOCOL int64_t givenId(int64_t i) const {
-    int64_t k = i % shape_.topk;
+  // The id of entry `i` of the chunk as the caller gave it; -1 past the caller's topk.
+  MOE_PROTOCOL int64_t givenId(int32_t i, int32_t k) const {
     if (k >= a_.topk) return -1;
     int64_t at = (first_ + i / shape_.topk) * a_.topk + k;
     return a_.wideIds ? static_cast<const int64_t*>(a_.ids)[at] : static_cast<const int32_t*>(a_.ids)[at];
   }
+  MOE_PROTOCOL float givenWeight(int32_t i, int32_t k) const {
+    if (!a_.weights || k >= a_.topk) return 1.0f;
+    return a_.weights[(first_ + i / shape_.topk) * a_.topk + k];
+  }
 
   // Takes a batch of ids and weights into the handle, unless this is a repeated dispatch, which has them there.
-  MOE_PROTOCOL void readEntries(int64_t from) {
+  MOE_PROTOCOL void readEntries(int32_t from) {
     int64_t id[kBatch];
     float weight[kBatch];
-    for (int b = 0; b < kBatch; ++b) {
-      int64_t i = from + b * x_.lanes() + x_.lane();
+    MOE_UNROLL for (int b = 0; b < kBatch; ++b) {
+      int32_t i = from + b * x_.lanes() + x_.lane();
       bool mine = i < entries_;
-      id[b] = !mine ? -1 : a_.ids ? givenId(i) : handle_.ids(first_)[i];
-      bool given = mine && a_.weights && i % shape_.topk < a_.topk;
-      weight[b] = given ? a_.weights[(first_ + i / shape_.topk) * a_.topk + i % shape_.topk] : 1.0f;
+      int32_t k = i % shape_.topk;
+      id[b] = !mine ? -1 : a_.ids ? givenId(i, k) : handle_.ids(first_)[i];
+      weight[b] = mine ? givenWeight(i, k) : 0.0f;
     }
-    for (int b = 0; b < kBatch; ++b) {
-      int64_t i = from + b * x_.lanes() + x_.lane();
+    MOE_UNROLL for (int b = 0; b < kBatch; ++b) {
+      int32_t i = from + b * x_.lanes() + x_.lane();
       if (i >= entries_) continue;
       bool valid = shape_.experts.valid(id[b]);
       ids_[i] = valid ? static_cast<int32_t>(id[b]) : -1;
@@ -134,14 +132,15 @@ class Router {
     }
   }
 
-  MOE_PROTOCOL uint8_t findFirsts(int64_t i) const {
-    if (owners_[i] < 0) return 0;
-    uint8_t flags = kRankFirst | kExpertFirst;
-    for (int64_t before = i / shape_.topk * shape_.topk; before < i; ++before) {
-      if (owners_[before] == owners_[i]) flags &= static_cast<uint8_t>(~kRankFirst);
-      if (ids_[before] == ids_[i]) flags &= static_cast<uint8_t>(~kExpertFirst);
+  MOE_PROTOCOL uint8_t findFirsts(int32_t i) const {
+    int32_t owner = owners_[i], id = ids_[i];
+    if (owner < 0) return 0;
+    bool rankFirst = true, expertFirst = true;
+    for (int32_t before = i - i % shape_.topk; before < i; ++before) {
+      rankFirst = rankFirst && owners_[before] != owner;
+      expertFirst = expertFirst && ids_[before] != id;
     }
-    return flags;
+    return static_cast<uint8_t>((rankFirst ? kRankFirst : 0) | (expertFirst ? kExpertFirst : 0));
   }
 
   X& x_;
@@ -151,50 +150,98 @@ class Router {
   HandleView handle_;
   uint64_t epoch_;
   std::byte* scratch_;
-  int64_t loaded_ = -1, first_ = 0, tokens_ = 0, entries_ = 0;
+  int64_t loaded_ = -1, first_ = 0;
+  int32_t tokens_ = 0, entries_ = 0;
   int32_t* ids_ = nullptr;
   int32_t* owners_ = nullptr;
   int32_t* next_ = nullptr;
   uint8_t* flags_ = nullptr;
 };
 
-// Adds up the histograms of chunks 0 .. limit-1 and keeps the sums before each of this block's chunks. The block with
-// the last chunk also writes all counts into the peers' windows. All threads of the block; a thread takes a bin.
+// Adds up the histograms of chunks 0 .. limit-1: keeps the sums before each of this block's chunks, and in the block
+// with the last chunk writes all counts into the peers' windows.
 template <class X>
-MOE_PROTOCOL void sumHistograms(X& x, const DispatchArgs& a, int64_t limit, bool last, uint64_t epoch) {
-  const Layout& layout = a.common.layout;
-  const Shape& shape = layout.shape;
-  Workspace work(a.common);
-  constexpr int kBatch = 8;  // loads in flight
-  for (int64_t bin = x.thread(); bin < shape.bins(); bin += x.threads()) {
-    bool tells = last && bin < shape.nranks;
-    DispatchWindow window(layout, a.common.windows[tells ? bin : shape.rank], epoch);
-    int32_t* ends = tells ? window.chunkEnds(shape.rank) : nullptr;
-    int32_t sum = 0;
-    int64_t mine = x.block();
-    for (int64_t from = 0; from < limit; from += kBatch) {
-      int32_t counts[kBatch];
-      for (int b = 0; b < kBatch; ++b) counts[b] = from + b < limit ? work.histogram(from + b)[bin] : 0;
-      for (int b = 0; b < kBatch && from + b < limit; ++b) {
-        if (from + b == mine) {
-          work.chunkBase(mine)[bin] = sum;
-          mine += a.common.sendBlocks;
-        }
-        sum += counts[b];
-        if (ends) ends[from + b] = sum;
-      }
-    }
-    if (tells) {
-      *window.counts(shape.rank) = {a.numTokens, sum, static_cast<int32_t>(limit), a.common.refusal, 0};
-      *work.sentRows(static_cast<int>(bin)) = sum;
-    } else if (last) {
-      auto expert = static_cast<int32_t>(bin - shape.nranks);
-      int32_t owner = shape.experts.owner(expert);
-      DispatchWindow theirs(layout, a.common.windows[owner], epoch);
-      theirs.expertCounts(shape.rank)[expert - shape.experts.first(owner)] = sum;
+class HistogramSums {
+ public:
+  MOE_PROTOCOL HistogramSums(const X& x, const DispatchArgs& a, int64_t limit, bool last, uint64_t epoch)
+      : a_(a),
+        layout_(a.common.layout),
+        shape_(layout_.shape),
+        work_(a.common),
+        block_(x.block()),
+        limit_(limit),
+        last_(last),
+        epoch_(epoch) {}
+
+  // All warps of the block. Bins that are few take a warp each, whose lanes share the chunks; many take a thread each.
+  MOE_PROTOCOL void run(X& x) {
+    int64_t bins = shape_.bins();
+    if (bins <= 2 * x.warps()) {
+      for (int64_t bin = x.warp(); bin < bins; bin += x.warps()) byWarp(x, bin);
+    } else {
+      for (int64_t bin = x.thread(); bin < bins; bin += x.threads()) byThread(bin);
     }
   }
-}
+
+ private:
+  static constexpr int kBatch = 8;  // loads in flight per thread
+
+  MOE_PROTOCOL void byWarp(X& x, int64_t bin) const {
+    int32_t sum = 0;
+    for (int64_t from = 0; from < limit_; from += x.lanes()) {
+      int64_t chunk = from + x.lane();
+      int32_t count = chunk < limit_ ? work_.histogram(chunk)[bin] : 0;
+      auto scanned = x.scan(count);
+      if (chunk < limit_) note(bin, chunk, sum + scanned.before, count);
+      sum += scanned.total;
+    }
+    if (x.lane() == 0) tell(bin, sum);
+  }
+
+  MOE_PROTOCOL void byThread(int64_t bin) const {
+    int32_t sum = 0;
+    for (int64_t from = 0; from < limit_; from += kBatch) {
+      int32_t counts[kBatch];
+      MOE_UNROLL for (int b = 0; b < kBatch; ++b) {
+        counts[b] = from + b < limit_ ? work_.histogram(from + b)[bin] : 0;
+      }
+      MOE_UNROLL for (int b = 0; b < kBatch; ++b) {
+        if (from + b < limit_) note(bin, from + b, sum, counts[b]);
+        sum += counts[b];
+      }
+    }
+    tell(bin, sum);
+  }
+
+  MOE_PROTOCOL void note(int64_t bin, int64_t chunk, int32_t before, int32_t count) const {
+    if (chunk % a_.common.sendBlocks == block_) work_.chunkBase(chunk)[bin] = before;
+    if (!last_ || bin >= shape_.nranks) return;
+    DispatchWindow window(layout_, a_.common.windows[bin], epoch_);
+    window.chunkEnds(shape_.rank)[chunk] = before + count;
+  }
+
+  MOE_PROTOCOL void tell(int64_t bin, int32_t sum) const {
+    if (!last_) return;
+    if (bin < shape_.nranks) {
+      DispatchWindow window(layout_, a_.common.windows[bin], epoch_);
+      *window.counts(shape_.rank) = {a_.numTokens, sum, static_cast<int32_t>(limit_), a_.common.refusal, 0};
+      *work_.sentRows(static_cast<int>(bin)) = sum;
+      return;
+    }
+    auto expert = static_cast<int32_t>(bin - shape_.nranks);
+    int32_t owner = shape_.experts.owner(expert);
+    DispatchWindow window(layout_, a_.common.windows[owner], epoch_);
+    window.expertCounts(shape_.rank)[expert - shape_.experts.first(owner)] = sum;
+  }
+
+  const DispatchArgs& a_;
+  const Layout& layout_;
+  const Shape& shape_;
+  Workspace work_;
+  int64_t block_, limit_;
+  bool last_;
+  uint64_t epoch_;
+};
 
 // The routing of this block's chunks: counted, summed and assigned; the counts leave. All warps; false after a failure.
 template <class X>
@@ -217,7 +264,7 @@ MOE_PROTOCOL bool routeTokens(X& x, const DispatchArgs& a, uint64_t epoch) {
     ok = x.wait(work.chunkReady(chunk), epoch, Awaited::kHistogram, shape.rank);
   }
   if (!x.barrier(ok)) return false;
-  sumHistograms(x, a, limit, limit == chunks, epoch);
+  HistogramSums<X>(x, a, limit, limit == chunks, epoch).run(x);
   x.barrier(true);
   if (limit == chunks && x.thread() == 0) {
     x.signalMany(shape.nranks, epoch, [&](int peer) {
@@ -283,30 +330,25 @@ class SendJob {
       *head<RecordHead>(items[j], layout_.record.head) = {static_cast<int32_t>(first + j), 0, 0};
     }
     x.warpBarrier();
-    int64_t rows = larger(0, smaller(kRunRows, a_.numTokens - first));
-    for (int64_t entry = x.lane(); entry < rows * shape.topk; entry += x.lanes()) {
+    auto rows = static_cast<int32_t>(larger(0, smaller(kRunRows, a_.numTokens - first)));
+    for (int32_t entry = x.lane(); entry < rows * shape.topk; entry += x.lanes()) {
       int64_t packed = work_.targets(first)[entry];
       int32_t id = handle_.ids(first)[entry];
       float weight = handle_.weights(first)[entry];
       int32_t index = shape.expertLayout() ? work_.indexes(first)[entry] : 0;
       std::byte* item = items[entry / shape.topk];
-      int64_t k = entry % shape.topk;
-      targets(item)[k] = {static_cast<int32_t>(packed), static_cast<int32_t>(packed >> 32)};
+      int32_t k = entry % shape.topk;
+      destinations(item)[k] = packed < 0 ? nullptr : recordAt(static_cast<int>(packed >> 32), packed & 0xffffffff);
       head<int32_t>(item, layout_.record.ids)[k] = id;
       head<float>(item, layout_.record.weights)[k] = weight;
       if (shape.expertLayout()) head<int32_t>(item, layout_.record.indexes)[k] = index;
     }
     x.warpBarrier();
-    for (int j = x.lane(); j < rows; j += x.lanes()) {
-      uint64_t firsts = 0;
-      for (int k = 0; k < shape.topk; ++k) firsts |= uint64_t{targets(items[j])[k].rank >= 0} << k;
-      items.as<Item>(j)->wanted = firsts != 0;
-      head<RecordHead>(items[j], layout_.record.head)->rankFirsts = firsts;
-    }
+    for (int j = x.lane(); j < rows; j += x.lanes()) gatherDestinations(items[j]);
     return true;
   }
 
-  MOE_PROTOCOL bool carries(const std::byte* item) const { return reinterpret_cast<const Item*>(item)->wanted; }
+  MOE_PROTOCOL bool carries(const std::byte* item) const { return reinterpret_cast<const Item*>(item)->count > 0; }
 
   template <class Row>
   MOE_PROTOCOL void gather(const std::byte* item, Row& row) const {
@@ -317,23 +359,15 @@ class SendJob {
     }
   }
 
-  MOE_PROTOCOL int64_t fillOffset() const { return layout_.record.head; }
-  MOE_PROTOCOL int64_t fillBytes() const { return layout_.record.end - layout_.record.head; }
-  MOE_PROTOCOL void fill(X& x, const std::byte* item, std::byte* to) const {
-    const auto* from = reinterpret_cast<const uint32_t*>(item + headOffset(layout_.shape));
-    for (int64_t word = x.lane(); word < fillBytes() / 4; word += x.lanes()) {
-      reinterpret_cast<uint32_t*>(to)[word] = from[word];
-    }
-  }
+  MOE_PROTOCOL int64_t composedOffset() const { return layout_.record.head; }
+  MOE_PROTOCOL int64_t composedBytes() const { return layout_.record.end - layout_.record.head; }
+  MOE_PROTOCOL const std::byte* composed(const std::byte* item) const { return item + headOffset(layout_.shape); }
 
   template <class Row>
-  MOE_PROTOCOL void scatter(const std::byte* item, const Row& row) const {
-    for (int k = 0; k < layout_.shape.topk; ++k) {
-      Target target = targets(item)[k];
-      if (target.rank < 0) continue;
-      DispatchWindow window(layout_, a_.common.windows[target.rank], epoch_);
-      row.store(window.record(layout_.shape.rank, target.slot), 0, layout_.record.end);
-    }
+  MOE_PROTOCOL void scatter(const std::byte* item, Row& row) const {
+    int32_t count = reinterpret_cast<const Item*>(item)->count;
+    auto bytes = layout_.record.end;
+    for (int32_t d = 0; d < count; ++d) row.store(destinations(item)[d], 0, bytes);
   }
 
   MOE_PROTOCOL void finishedRun(X& x, int64_t i) const {
@@ -347,18 +381,36 @@ class SendJob {
   }
 
  private:
-  // The targets of the token's entries follow, rank -1: no copy for this entry; then the record's head as it travels.
+  // `count` destinations follow; then the record's head as it travels.
   struct Item {
     int64_t token;
-    int32_t wanted;
+    int32_t count;
     int32_t reserved;
   };
   MOE_HD static int64_t headOffset(const Shape& shape) {
-    return roundUp(static_cast<int64_t>(sizeof(Item)) + shape.topk * static_cast<int64_t>(sizeof(Target)), 16);
+    return roundUp(static_cast<int64_t>(sizeof(Item)) + shape.topk * static_cast<int64_t>(sizeof(std::byte*)), 16);
   }
-  MOE_PROTOCOL static Target* targets(std::byte* item) { return reinterpret_cast<Target*>(item + sizeof(Item)); }
-  MOE_PROTOCOL static const Target* targets(const std::byte* item) {
-    return reinterpret_cast<const Target*>(item + sizeof(Item));
+  MOE_PROTOCOL static std::byte** destinations(std::byte* item) {
+    return reinterpret_cast<std::byte**>(item + sizeof(Item));
+  }
+  MOE_PROTOCOL static std::byte* const* destinations(const std::byte* item) {
+    return reinterpret_cast<std::byte* const*>(item + sizeof(Item));
+  }
+  MOE_PROTOCOL std::byte* recordAt(int rank, int64_t slot) const {
+    return DispatchWindow(layout_, a_.common.windows[rank], epoch_).record(layout_.shape.rank, slot);
+  }
+  // Moves a token's destinations, one for each entry that is the first of its rank, to the front. One lane.
+  MOE_PROTOCOL void gatherDestinations(std::byte* item) const {
+    uint64_t firsts = 0;
+    int32_t count = 0;
+    for (int32_t k = 0; k < layout_.shape.topk; ++k) {
+      std::byte* to = destinations(item)[k];
+      if (!to) continue;
+      firsts |= uint64_t{1} << k;
+      destinations(item)[count++] = to;
+    }
+    reinterpret_cast<Item*>(item)->count = count;
+    head<RecordHead>(item, layout_.record.head)->rankFirsts = firsts;
   }
   // The part of the head that lies at `offset` of a record.
   template <class T>

@@ -16,11 +16,13 @@ namespace moe {
 struct StagedRow {
   std::byte* stage;
   uint64_t* barrier;
+  const std::byte* composed;  // the end of the row lies here, from composedOffset on
+  int64_t composedOffset;
   int lane;
   bool ordinary = false;  // lanes have read or written the stage themselves
 
   __device__ void load(int64_t offset, const std::byte* from, int64_t bytes);
-  __device__ void store(std::byte* to, int64_t offset, int64_t bytes) const;
+  __device__ void store(std::byte* to, int64_t offset, int64_t bytes);
 };
 
 // A row that lanes copy from where it lies.
@@ -84,6 +86,18 @@ class CudaExec {
     return {__popc(same & ptx::lanesBelow()), __popc(same)};
   }
 
+  struct Scan {
+    int32_t before, total;
+  };
+  __device__ Scan scan(int32_t value) const {
+    int32_t sum = value;
+    for (int step = 1; step < 32; step *= 2) {
+      int32_t below = __shfl_up_sync(~0u, sum, step);
+      if (lane() >= step) sum += below;
+    }
+    return {sum - value, __shfl_sync(~0u, sum, 31)};
+  }
+
   __device__ void fail(int32_t code, Awaited awaited, int peer, uint64_t expected, uint64_t seen);
 
   template <class Job>
@@ -108,6 +122,8 @@ class CudaExec {
   __device__ void loadPart(ReduceItem& item, int stage, int64_t offset, int64_t bytes);
   template <class Job>
   __device__ void addPart(ReduceItem& item, int stage, ReducePart part, int64_t bytes, const Job& job);
+  template <class Job>
+  __device__ StagedRow stagedRow(const std::byte* item, int stage, const Job& job) const;
   template <class Job>
   __device__ void stageRow(const std::byte* item, int stage, Job& job);
 

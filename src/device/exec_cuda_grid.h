@@ -2,9 +2,9 @@
 // How one kernel runs: plain data, set by the host.
 #pragma once
 
+#include "base/peer_state.h"
 #include "device/failure.h"
 #include "layout.h"
-#include "base/peer_state.h"
 
 namespace moe {
 
@@ -22,13 +22,8 @@ struct CudaGrid {
 
 constexpr int kItemRuns = 2;  // runs whose items a warp keeps
 constexpr int kMaxStages = 4;
-// Without stages a warp has room for what a job composes.
-constexpr int64_t kFillBytes = static_cast<int64_t>(sizeof(RecordHead)) + 12 * MOE_MAX_TOPK + kRecordAlign;
-
 // Where a warp's items begin in its shared memory, and how much it needs. One mbarrier a stage comes last.
-MOE_HD inline int64_t itemsOffset(int64_t stages, int64_t stageBytes) {
-  return stages > 0 ? stages * stageBytes : roundUp(kFillBytes, 128);
-}
+MOE_HD inline int64_t itemsOffset(int64_t stages, int64_t stageBytes) { return stages * stageBytes; }
 MOE_HD inline int64_t warpSharedBytes(int64_t stages, int64_t stageBytes, int64_t itemBytes) {
   return roundUp(itemsOffset(stages, stageBytes) + kItemRuns * kRunRows * itemBytes + 8 * kMaxStages, 128);
 }

@@ -50,26 +50,38 @@ __device__ inline void StagedRow::load(int64_t offset, const std::byte* from, in
   }
 }
 
-__device__ inline void StagedRow::store(std::byte* to, int64_t offset, int64_t bytes) const {
-  if (!aligned(to, stage + offset, bytes, 16)) {
-    copyBytes(to, stage + offset, bytes, lane);
+__device__ inline void StagedRow::store(std::byte* to, int64_t offset, int64_t bytes) {
+  int64_t staged = smaller(bytes, composedOffset - offset);
+  if (!aligned(to, stage + offset, staged, 16)) {
+    copyBytes(to, stage + offset, staged, lane);
+    ordinary = true;
   } else if (lane == 0) {
-    ptx::bulkStore(to, stage + offset, static_cast<uint32_t>(bytes));
+    ptx::bulkStore(to, stage + offset, static_cast<uint32_t>(staged));
   }
+  // Records are aligned, and only records have a composed end.
+  if (bytes > staged && lane == 0) ptx::bulkStore(to + staged, composed, static_cast<uint32_t>(bytes - staged));
 }
 
-// Starts the loads of a row into a stage and composes the rest of it.
+// Starts the loads of a row into a stage.
 template <class Job>
 __device__ void CudaExec::stageRow(const std::byte* item, int stage, Job& job) {
   if (lane() == 0) ptx::bulkWaitRead<1>();
   __syncwarp();
-  StagedRow row{stages_ + stage * grid_.stageBytes, barriers_ + stage, lane()};
+  StagedRow row = stagedRow(item, stage, job);
   job.gather(item, row);
-  if (job.fillBytes() > 0) job.fill(*this, item, row.stage + job.fillOffset());
-  // What lanes wrote is read by the copy engine.
-  ptx::fenceProxyShared();
-  __syncwarp();
+  if (row.ordinary) {
+    // What lanes wrote is read by the copy engine.
+    ptx::fenceProxyShared();
+    __syncwarp();
+  }
   if (lane() == 0) ptx::barrierArrive(row.barrier);
+}
+
+template <class Job>
+__device__ StagedRow CudaExec::stagedRow(const std::byte* item, int stage, const Job& job) const {
+  bool composes = job.composedBytes() > 0;
+  return {stages_ + stage * grid_.stageBytes, barriers_ + stage, composes ? job.composed(item) : nullptr,
+          composes ? job.composedOffset() : INT64_MAX, lane()};
 }
 
 // Until the loads into a stage have arrived.
@@ -91,6 +103,8 @@ __device__ bool CudaExec::streamStaged(int64_t count, Job& job) {
   while (next < count) {
     while (ahead < count && begun - stored < grid_.stages - 1 && ahead - next < kRunRows) {
       if (ahead % kRunRows == 0) {
+        // The items' memory may still be read by stores of the run before last.
+        if (lane() == 0) ptx::bulkWaitRead<1>();
         __syncwarp();
         if (!job.beginRun(*this, ahead, items(ahead))) {
           for (; stored < begun; ++stored) {
@@ -100,6 +114,8 @@ __device__ bool CudaExec::streamStaged(int64_t count, Job& job) {
           if (lane() == 0) ptx::bulkWait<0>();
           return false;
         }
+        // What lanes composed is read by the copy engine.
+        ptx::fenceProxyShared();
         __syncwarp();
       }
       if (job.carries(item(ahead))) {
@@ -111,11 +127,11 @@ __device__ bool CudaExec::streamStaged(int64_t count, Job& job) {
       ++ahead;
     }
     if (carries & 1u) {
-      StagedRow row{stages_ + storing * grid_.stageBytes, barriers_ + storing, lane()};
+      StagedRow row = stagedRow(item(next), storing, job);
       awaitStage(storing);
       job.scatter(item(next), row);
       // Lanes that read the stage themselves must be done before the copy engine writes it again.
-      ptx::fenceProxyShared();
+      if (row.ordinary) ptx::fenceProxyShared();
       __syncwarp();
       storing = storing + 1 == grid_.stages ? 0 : storing + 1;
       ++stored;
@@ -160,11 +176,7 @@ __device__ bool CudaExec::streamDirect(int64_t count, Job& job) {
       if (!job.carries(item(j))) continue;
       DirectRow row(lane());
       job.gather(item(j), row);
-      if (job.fillBytes() > 0) {
-        job.fill(*this, item(j), stages_);
-        __syncwarp();
-        row.load(job.fillOffset(), stages_, job.fillBytes());
-      }
+      if (job.composedBytes() > 0) row.load(job.composedOffset(), job.composed(item(j)), job.composedBytes());
       job.scatter(item(j), row);
       __syncwarp();
     }

@@ -55,10 +55,12 @@ __device__ inline int32_t CudaExec::verdict(int peer, int* culprit) const {
   return moeRankLost;
 }
 
-__device__ inline bool CudaExec::waitSlow(const uint64_t* word, uint64_t expected, Awaited awaited, int peer) {
+__device__ __noinline__ inline bool CudaExec::waitSlow(const uint64_t* word, uint64_t expected, Awaited awaited,
+                                                       int peer) {
   constexpr int kSpinsPerLook = 2048;
   uint64_t start = ptx::globalTimerNs();
   while (true) {
+#pragma unroll 1
     for (int spin = 0; spin < kSpinsPerLook; ++spin) {
       if (ptx::loadAcquireSys(word) >= expected) return true;
     }
@@ -75,7 +77,8 @@ __device__ inline bool CudaExec::waitSlow(const uint64_t* word, uint64_t expecte
   }
 }
 
-__device__ inline void CudaExec::fail(int32_t code, Awaited awaited, int peer, uint64_t expected, uint64_t seen) {
+__device__ __noinline__ inline void CudaExec::fail(int32_t code, Awaited awaited, int peer, uint64_t expected,
+                                                   uint64_t seen) {
   if (atomicExch(grid_.failed, 1u) != 0) return;
   volatile Failure* failure = grid_.failure;
   failure->code = code;

@@ -63,12 +63,11 @@ class HostExec {
  public:
   // `memory`: kMemoryBytes of this warp's own.
   HostExec(HostGrid& grid, int block, int warp, std::byte* memory)
-      : grid_(grid), block_(block), warp_(warp), fill_(memory), items_{memory + kFillBytes, kItemBytes} {}
+      : grid_(grid), block_(block), warp_(warp), items_{memory, kItemBytes} {}
 
-  // The part of a record that a job composes: the head with ids, weights and indexes. And the largest item.
-  static constexpr int64_t kFillBytes = sizeof(RecordHead) + 12 * MOE_MAX_TOPK + kRecordAlign;
-  static constexpr int64_t kItemBytes = sizeof(ReduceItem) + sizeof(ReduceSource) * MOE_MAX_TOPK + kFillBytes;
-  static constexpr int64_t kMemoryBytes = kFillBytes + kRunRows * kItemBytes;
+  // The largest item: one pointer and the routing of each entry, or a source to add for each.
+  static constexpr int64_t kItemBytes = 128 + 20 * MOE_MAX_TOPK + kRecordAlign;
+  static constexpr int64_t kMemoryBytes = kRunRows * kItemBytes;
 
   int block() const { return block_; }
   int warp() const { return warp_; }
@@ -123,6 +122,11 @@ class HostExec {
     int below, total;
   };
   Match match(int32_t) const { return {0, 1}; }
+  // The sum of the values of the lanes below this one, and of all.
+  struct Scan {
+    int32_t before, total;
+  };
+  Scan scan(int32_t value) const { return {0, value}; }
 
   void fail(int32_t code, Awaited awaited, int peer, uint64_t expected, uint64_t seen);
 
@@ -140,7 +144,6 @@ class HostExec {
 
   HostGrid& grid_;
   int block_, warp_;
-  std::byte* fill_;
   RunItems items_;
 };
 
@@ -176,10 +179,7 @@ bool HostExec::streamRows(int64_t count, Job& job) {
       if (!job.carries(item)) continue;
       HostRow row;
       job.gather(item, row);
-      if (job.fillBytes() > 0) {
-        job.fill(*this, item, fill_);
-        row.load(job.fillOffset(), fill_, job.fillBytes());
-      }
+      if (job.composedBytes() > 0) row.load(job.composedOffset(), job.composed(item), job.composedBytes());
       job.scatter(item, row);
     }
     job.finishedRun(*this, i);

@@ -11,8 +11,9 @@
 //                                  the work; false after a failure
 //   bool carries(item)             false: nothing to do for this row
 //   void gather(item, row)         row.load(offset, from, bytes) for each piece of the row that exists already
-//   int64_t fillBytes()            bytes that the job composes itself, at fillOffset() in the row; 0: none
-//   void fill(x, item, to)         composes them
+//   int64_t composedBytes()        bytes of the row that beginRun has composed, in the item; 0: none. They come last in
+//                                  the row, at composedOffset(), on 16-byte boundaries on both sides
+//   const byte* composed(item)     where they are
 //   void scatter(item, row)        row.store(to, offset, bytes) for each destination
 //   int64_t rowBytes()             end of the last piece
 //   void finishedRun(x, i)         rows i .. i + kRunRows - 1 have been stored completely; maybe late, never early

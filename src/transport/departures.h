@@ -6,8 +6,8 @@
 #include <mutex>
 #include <vector>
 
-#include "transport/host_links.h"
 #include "base/peer_state.h"
+#include "transport/host_links.h"
 
 namespace moe {
 

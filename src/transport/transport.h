@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
+#include "base/peer_state.h"
 #include "base/wait_limit.h"
 #include "bootstrap/bootstrap.h"
-#include "base/peer_state.h"
 
 namespace moe {
 
