@@ -217,9 +217,9 @@ class CudaBackend : public Backend {
   }
 
   // Measured on two H200s: docs/performance.md.
-  Spread dispatchSpread(bool places) const { return places ? spread(64, 64, 1, 2) : spread(64, 16, 2, 3); }
+  Spread dispatchSpread(bool places) const { return places ? spread(16, 100, 1, 3) : spread(32, 64, 1, 3); }
   // Where rows are added before they are sent, all of them are read first.
-  Spread combineSpread(bool adds) const { return adds ? spread(96, 32, 3, 4) : spread(48, 48, 1, 2); }
+  Spread combineSpread(bool adds) const { return adds ? spread(96, 32, 3, 4) : spread(64, 64, 1, 2); }
 
   // A stage holds parts of the rows of one token. Many tokens want many warps, and so small stages; few tokens leave
   // warps over, and want each of their rows in one piece.
