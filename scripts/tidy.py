@@ -126,7 +126,7 @@ def function_lengths(code):
 
 def check_text(name, lines):
     for number, line in enumerate(lines, 1):
-        if len(line) > MAX_COLUMNS and not name.endswith(".md"):
+        if len(line) > MAX_COLUMNS and not name.endswith((".md", ".json")):
             yield number, "columns", f"{len(line)} columns; at most {MAX_COLUMNS}"
         if line != line.rstrip():
             yield number, "white space", "white space at the end of the line"

@@ -43,6 +43,8 @@ class OnDevice {
 // Stages of combine hold parts of rows: small enough for many warps, large enough for the copy engine.
 constexpr int64_t kSumStageBytes = 8192;
 constexpr int64_t kCopyStageBytes = 4096;
+constexpr int64_t kMostStageBytes = 32768;
+constexpr int64_t kFewTokens = 512;
 
 // How the work of an operation is spread.
 struct Spread {
@@ -140,9 +142,7 @@ class CudaBackend : public Backend {
   Outcome combine(CombineArgs& args, void* stream) override {
     const Shape& shape = args.common.layout.shape;
     CombineLaunch launch{args, {}};
-    int64_t stage = shape.expertLayout() ? std::max<int64_t>(kSumStageBytes, 512 * int64_t{shape.topk})
-                                         : std::max<int64_t>(kCopyStageBytes, 512 * int64_t{shape.distinct});
-    int warps = planWarps(&launch.grid, stage, ReduceItem::bytes(shape.topk));
+    int warps = planWarps(&launch.grid, combineStageBytes(shape), ReduceItem::bytes(shape.topk));
     run(Kernel::kCombine, &launch, &launch.op.common, combineSpread(shape.expertLayout()), warps, stream);
     return {};
   }
@@ -217,9 +217,19 @@ class CudaBackend : public Backend {
   }
 
   // Measured on two H200s: docs/performance.md.
-  Spread dispatchSpread(bool places) const { return places ? spread(64, 64, 1, 2) : spread(64, 16, 2, 3); }
+  Spread dispatchSpread(bool places) const { return places ? spread(16, 100, 1, 3) : spread(32, 64, 1, 3); }
   // Where rows are added before they are sent, all of them are read first.
-  Spread combineSpread(bool adds) const { return adds ? spread(96, 32, 3, 4) : spread(48, 48, 1, 2); }
+  Spread combineSpread(bool adds) const { return adds ? spread(96, 32, 3, 4) : spread(64, 64, 1, 2); }
+
+  // A stage holds parts of the rows of one token. Many tokens want many warps, and so small stages; few tokens leave
+  // warps over, and want each of their rows in one piece.
+  static int64_t combineStageBytes(const Shape& shape) {
+    int64_t most = shape.expertLayout() ? shape.topk : shape.distinct;
+    int64_t stage = shape.expertLayout() ? kSumStageBytes : kCopyStageBytes;
+    if (shape.maxTokens <= kFewTokens)
+      stage = std::min<int64_t>(shape.combineRowBytes * smaller(most, 2), kMostStageBytes);
+    return larger(stage, 512 * most);
+  }
 
   // As many blocks as wanted, or what config.numSms leaves, of which `part` in `of` send.
   Spread spread(int send, int receive, int part, int of) const {

@@ -57,12 +57,18 @@ __device__ inline int32_t CudaExec::verdict(int peer, int* culprit) const {
 
 __device__ __noinline__ inline bool CudaExec::waitSlow(const uint64_t* word, uint64_t expected, Awaited awaited,
                                                        int peer) {
-  constexpr int kSpinsPerLook = 2048;
+  constexpr int kSpinsPerLook = 512;
+  constexpr int kEagerSpins = 4;
+  constexpr int kShortPolls = 40;
+  constexpr unsigned kPollNs = 100;
+  constexpr unsigned kLongPollNs = 1000;
   uint64_t start = ptx::globalTimerNs();
   while (true) {
 #pragma unroll 1
     for (int spin = 0; spin < kSpinsPerLook; ++spin) {
       if (ptx::loadAcquireSys(word) >= expected) return true;
+      // Thousands of warps may wait; polling at full speed takes the memory system from those that work.
+      if (spin >= kEagerSpins) __nanosleep(spin < kShortPolls ? kPollNs : kLongPollNs);
     }
     if (ptx::loadRelaxedGpu(grid_.failed)) return false;
     int culprit = peer;
