@@ -162,7 +162,7 @@ typedef struct moeConfig {
   int32_t nonBlocking;     /* (local) 1: moeCommInit* return at once; poll moeCommGetAsyncError for moeInProgress */
   int32_t overflowIsError; /* (local) 1: a call with more rows than fit returns moeOverflow (see moeSizes_t) */
   int32_t localIds;        /* (local) 1: received ids count from 0 at this rank's first expert; 0: global ids */
-  int32_t device;          /* (local) CUDA device; -1: the current one */
+  int32_t device;          /* (local) CUDA device; -1: the current one, in moeCommInitAll rank modulo the GPUs */
 } moeConfig_t;
 
 #define MOE_CONFIG_INIT                                                                                              \
@@ -255,7 +255,8 @@ MOE_API moeResult_t moeGroupStart(void);
 MOE_API moeResult_t moeGroupEnd(void);
 
 /* The state of a communicator: moeSuccess, moeInProgress while a non-blocking init runs, or the failure that broke it,
- * whose text moeGetLastError then gives. Thread-safe. */
+ * whose text moeGetLastError then gives. On GPUs operations end after their call has returned, so this is also where a
+ * refusal by a peer (moePeerRefused) or a mismatch of handles is reported, once. Thread-safe. */
 MOE_API moeResult_t moeCommGetAsyncError(moeComm_t comm, moeResult_t* state);
 /* Ends all waits of this rank with moeAborted, and those of its peers with moeRankLost. Frees nothing: call
  * moeCommDestroy afterwards. Thread-safe. */

@@ -6,10 +6,13 @@
 #ifdef MOE_HAVE_CUDA
 #include "device/cuda_backend.h"
 #include "transport/cuda_ipc/cuda_ipc_transport.h"
+#include "transport/cuda_ipc/device_select.h"
 
 namespace moe {
 
 bool gpuUsable(int32_t* device, std::string* reason) { return chooseCudaDevice(device, reason); }
+
+int gpuCount() { return cudaDeviceCount(); }
 
 std::unique_ptr<Backend> makeGpuBackend(const moeConfig_t& config, int nranks, int rank) {
   return makeCudaBackend(config, nranks, rank);
@@ -30,6 +33,8 @@ bool gpuUsable(int32_t*, std::string* reason) {
   *reason = "this build of moecl has no CUDA backend";
   return false;
 }
+
+int gpuCount() { return 0; }
 
 std::unique_ptr<Backend> makeGpuBackend(const moeConfig_t&, int, int) {
   fail(moeInternalError, "this build of moecl has no CUDA backend");

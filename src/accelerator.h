@@ -14,6 +14,9 @@ namespace moe {
 // not, *reason ends a sentence.
 bool gpuUsable(int32_t* device, std::string* reason);
 
+// GPUs that this process sees; 0 in a build without CUDA.
+int gpuCount();
+
 // Only where gpuUsable. `config` is complete and has its device.
 std::unique_ptr<Backend> makeGpuBackend(const moeConfig_t& config, int nranks, int rank);
 std::unique_ptr<Transport> makeGpuTransport(int rank, int nranks, int device,

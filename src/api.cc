@@ -4,6 +4,7 @@
 #include <cstring>
 #include <new>
 
+#include "accelerator.h"
 #include "base/log.h"
 #include "base/settings.h"
 #include "bootstrap/make.h"
@@ -211,7 +212,8 @@ moeResult_t moeCommInitAll(moeComm_t* comms, int nranks, const moeConfig_t* conf
   return edge([&] {
     needed(comms, "comms");
     if (nranks < 1) fail(moeInvalidArgument, "nranks = ", nranks, ", but a communicator has at least 1 rank");
-    completeConfig(config, nranks);
+    moeConfig_t shared = completeConfig(config, nranks);
+    int gpus = shared.device < 0 && shared.backend != moeBackendHost ? gpuCount() : 0;
     auto meetings = std::make_shared<std::vector<std::unique_ptr<Bootstrap>>>(makeLocal(nranks));
     std::vector<std::unique_ptr<moeComm>> made(static_cast<size_t>(nranks));
     groupStart();
@@ -220,7 +222,9 @@ moeResult_t moeCommInitAll(moeComm_t* comms, int nranks, const moeConfig_t* conf
       groupNote(slot, [=](std::string* text) {
         return caught(text, [&] {
           Join join = [=](const WaitLimit&) { return std::move((*meetings)[static_cast<size_t>(rank)]); };
-          auto one = std::make_unique<moeComm>(nranks, rank, std::move(join), config);
+          moeConfig_t mine = shared;
+          if (gpus > 0) mine.device = rank % gpus;
+          auto one = std::make_unique<moeComm>(nranks, rank, std::move(join), &mine);
           one->comm.start();
           *slot = std::move(one);
         });
