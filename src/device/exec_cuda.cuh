@@ -74,7 +74,6 @@ class CudaExec {
   }
   __device__ void warpBarrier() { __syncwarp(); }
   __device__ bool warpAll(bool ok) const { return __all_sync(~0u, ok); }
-  __device__ uint32_t ballot(bool set) const { return __ballot_sync(~0u, set); }
   __device__ bool barrier(bool ok) { return __syncthreads_and(ok); }
   __device__ bool lastBlock(uint32_t* counter, int blocks);
 

@@ -109,9 +109,6 @@ class HostExec {
 
   void warpBarrier() {}
   bool warpAll(bool ok) const { return ok; }
-  // A bit for each lane.
-  uint32_t ballot(bool set) const { return set ? 1 : 0; }
-  uint32_t lanesBelow() const { return 0; }
   // All warps of the block; true if all said ok.
   bool barrier(bool ok) { return grid_.blockState[static_cast<size_t>(block_)]->barrier.arrive(ok); }
   // All warps of the block: true in the block that comes last of `blocks`.
