@@ -39,6 +39,11 @@ if(unit_sources)
   add_executable(moe_unit_tests ${unit_sources})
   target_include_directories(moe_unit_tests PRIVATE ${tests})
   target_link_libraries(moe_unit_tests PRIVATE moecl_objects GTest::gtest GTest::gtest_main)
+  # NCCL is looked for in what the process has loaded: here, a stand-in that needs no GPU.
+  add_library(simnccl SHARED ${tests}/simnccl/simnccl.cc)
+  target_include_directories(simnccl PUBLIC ${tests})
+  target_link_libraries(simnccl PRIVATE Threads::Threads)
+  target_link_libraries(moe_unit_tests PRIVATE simnccl)
   moe_discover(moe_unit_tests unit)
 endif()
 

@@ -162,7 +162,8 @@ typedef struct moeConfig {
   int32_t nonBlocking;     /* (local) 1: moeCommInit* return at once; poll moeCommGetAsyncError for moeInProgress */
   int32_t overflowIsError; /* (local) 1: a call with more rows than fit returns moeOverflow (see moeSizes_t) */
   int32_t localIds;        /* (local) 1: received ids count from 0 at this rank's first expert; 0: global ids */
-  int32_t device;          /* (local) CUDA device; -1: the current one, in moeCommInitAll rank modulo the GPUs */
+  int32_t device;          /* (local) CUDA device; -1: the current one, in moeCommInitAll rank modulo the GPUs, in
+                              moeCommInitNccl the NCCL communicator's */
 } moeConfig_t;
 
 #define MOE_CONFIG_INIT                                                                                              \
@@ -243,6 +244,22 @@ typedef struct moeBootstrap {
  * has finished. */
 MOE_API moeResult_t moeCommInitCallbacks(moeComm_t* comm, int nranks, int rank, const moeBootstrap_t* bootstrap,
                                          const moeConfig_t* config);
+
+struct ncclComm;
+/* As moeCommInit, with the ranks and GPUs of an NCCL communicator (an ncclComm_t of NCCL 2.20 or newer), and meeting
+ * through its all-gather: needs no id, and no socket between hosts. config.device must be the NCCL communicator's, or
+ * -1, which means that one.
+ *
+ * Like any collective of `nccl` it must come in the same order on all its ranks, and it waits for what was enqueued
+ * there before. It uses a stream of its own. `nccl` must have finished its own init; it must live until this init has
+ * finished, and may be destroyed then. After a failure, moeTimeout above all, an all-gather may still be under way in
+ * `nccl`: end it with ncclCommAbort. A rank that fails before it can use `nccl` cannot tell the others, which then time
+ * out.
+ *
+ * moecl neither links nor loads NCCL. It looks for NCCL's functions in what the process has loaded: as the program sees
+ * it, then in libnccl.so.2. Where they are missing or too old, and in builds without CUDA, it returns moeUnsupported.
+ */
+MOE_API moeResult_t moeCommInitNccl(moeComm_t* comm, struct ncclComm* nccl, const moeConfig_t* config);
 
 /* Makes all `nranks` ranks of a communicator in this process: comms[r] is rank r. `configs` is one config for all. */
 MOE_API moeResult_t moeCommInitAll(moeComm_t* comms, int nranks, const moeConfig_t* config);

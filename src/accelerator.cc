@@ -6,9 +6,12 @@
 #ifdef MOE_HAVE_CUDA
 #include "device/cuda_backend.h"
 #include "transport/cuda_ipc/cuda_ipc_transport.h"
+#include "transport/cuda_ipc/cuda_stage.h"
 #include "transport/cuda_ipc/device_select.h"
 
 namespace moe {
+
+bool builtWithCuda() { return true; }
 
 bool gpuUsable(int32_t* device, std::string* reason) { return chooseCudaDevice(device, reason); }
 
@@ -23,11 +26,15 @@ std::unique_ptr<Transport> makeGpuTransport(int rank, int nranks, int device,
   return makeCudaIpcTransport(rank, nranks, device, states);
 }
 
+std::shared_ptr<DeviceStage> makeGpuStage(int device) { return makeCudaStage(device); }
+
 }  // namespace moe
 
 #else
 
 namespace moe {
+
+bool builtWithCuda() { return false; }
 
 bool gpuUsable(int32_t*, std::string* reason) {
   *reason = "this build of moecl has no CUDA backend";
@@ -43,6 +50,8 @@ std::unique_ptr<Backend> makeGpuBackend(const moeConfig_t&, int, int) {
 std::unique_ptr<Transport> makeGpuTransport(int, int, int, const std::shared_ptr<PeerStates>&) {
   fail(moeInternalError, "this build of moecl has no CUDA backend");
 }
+
+std::shared_ptr<DeviceStage> makeGpuStage(int) { fail(moeInternalError, "this build of moecl has no CUDA backend"); }
 
 }  // namespace moe
 #endif

@@ -5,10 +5,13 @@
 #include <memory>
 #include <string>
 
+#include "bootstrap/device_stage.h"
 #include "device/backend.h"
 #include "transport/transport.h"
 
 namespace moe {
+
+bool builtWithCuda();
 
 // Whether this process can use a GPU. *device: the wanted one, or -1 for the current one; then set to its number. If
 // not, *reason ends a sentence.
@@ -21,5 +24,7 @@ int gpuCount();
 std::unique_ptr<Backend> makeGpuBackend(const moeConfig_t& config, int nranks, int rank);
 std::unique_ptr<Transport> makeGpuTransport(int rank, int nranks, int device,
                                             const std::shared_ptr<PeerStates>& states);
+// On a GPU by its number in this process. Throws moeUnsupported without a driver, moeDeviceError, moeOutOfMemory.
+std::shared_ptr<DeviceStage> makeGpuStage(int device);
 
 }  // namespace moe

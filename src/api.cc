@@ -102,8 +102,8 @@ T* needed(T* pointer, const char* name) {
   return pointer;
 }
 
-void initInto(moeComm_t* out, int nranks, int rank, Join join, const moeConfig_t* config) {
-  auto made = std::make_unique<moeComm>(nranks, rank, std::move(join), config);
+void initInto(moeComm_t* out, int nranks, int rank, Join join, const moeConfig_t* config, int device = -1) {
+  auto made = std::make_unique<moeComm>(nranks, rank, std::move(join), config, device);
   Comm& comm = made->comm;
   comm.start();
   *out = liveComms().add(std::move(made));
@@ -205,6 +205,22 @@ moeResult_t moeCommInitCallbacks(moeComm_t* comm, int nranks, int rank, const mo
     if (!callbacks.allGather) fail(moeInvalidArgument, "bootstrap->allGather is NULL");
     Join join = [=](const WaitLimit&) { return joinCallbacks(callbacks, rank, nranks); };
     nowOrInGroup(comm, [=, copy = ConfigCopy(config)] { initInto(comm, nranks, rank, join, copy.get()); });
+  });
+}
+
+moeResult_t moeCommInitNccl(moeComm_t* comm, ncclComm* nccl, const moeConfig_t* config) {
+  return edge([&] {
+    needed(comm, "comm");
+    if (!builtWithCuda()) {
+      fail(moeUnsupported,
+           "moeCommInitNccl needs GPUs, and this build of moecl has no CUDA; use moeCommInit, or build ",
+           "with MOE_CUDA=ON");
+    }
+    NcclGroup group = askNccl(nccl);
+    Join join = [=](const WaitLimit&) { return joinNccl(group, makeGpuStage(group.device)); };
+    nowOrInGroup(comm, [=, copy = ConfigCopy(config)] {
+      initInto(comm, group.nranks, group.rank, join, copy.get(), group.device);
+    });
   });
 }
 

@@ -38,6 +38,15 @@ void chooseBackend(moeConfig_t* config) {
   }
 }
 
+// An NCCL communicator has chosen the device already.
+void takeDevice(moeConfig_t* config, int rank, int device) {
+  if (config->device >= 0 && config->device != device) {
+    fail(moeInvalidArgument, "config.device = ", config->device, ", but the NCCL communicator's rank ", rank,
+         " is on CUDA device ", device, "; pass that or -1");
+  }
+  config->device = device;
+}
+
 const char* awaitedText(Awaited awaited) {
   switch (awaited) {
     case Awaited::kConsumed: return "to finish reading an earlier call's rows";
@@ -54,7 +63,7 @@ const char* awaitedText(Awaited awaited) {
 
 }  // namespace
 
-Comm::Comm(int nranks, int rank, Join join, const moeConfig_t* given)
+Comm::Comm(int nranks, int rank, Join join, const moeConfig_t* given, int device)
     : nranks_(nranks), rank_(rank), join_(std::move(join)), config_ MOE_CONFIG_INIT {
   if (nranks < 1) fail(moeInvalidArgument, "nranks = ", nranks, ", but a communicator has at least 1 rank");
   if (rank < 0 || rank >= nranks) {
@@ -63,6 +72,7 @@ Comm::Comm(int nranks, int rank, Join join, const moeConfig_t* given)
   config_.timeoutMs = static_cast<int32_t>(kFallbackPatience.count());
   try {
     config_ = completeConfig(given, nranks);
+    if (device >= 0) takeDevice(&config_, rank, device);
     chooseBackend(&config_);
     nonBlocking_ = config_.nonBlocking != 0;
     pendingHalves.reserve(static_cast<size_t>(config_.buffers));

@@ -25,7 +25,8 @@ using Join = std::function<std::unique_ptr<Bootstrap>(const WaitLimit&)>;
 class Comm : private WaitGuard {
  public:
   // Nothing happens before start(). `given` may be a config that this rank refuses: its peers must hear of it.
-  Comm(int nranks, int rank, Join join, const moeConfig_t* given);
+  // `device`: the only CUDA device that it may name, if not -1.
+  Comm(int nranks, int rank, Join join, const moeConfig_t* given, int device = -1);
   ~Comm() override;
 
   // Runs the init, here or in a thread of its own; see moeConfig_t.nonBlocking. Here, it throws what went wrong.

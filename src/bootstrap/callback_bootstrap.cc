@@ -1,66 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bootstrap/callback_bootstrap.h"
 
-#include <algorithm>
 #include <memory>
 
 #include "base/error.h"
-#include "bootstrap/bytes.h"
 #include "bootstrap/make.h"
 
 namespace moe {
 
 CallbackBootstrap::CallbackBootstrap(const moeBootstrap_t& callbacks, int rank, int nranks)
-    : Bootstrap(rank, nranks), callbacks_(callbacks) {
+    : PieceBootstrap(rank, nranks), callbacks_(callbacks) {
   if (!callbacks_.allGather) fail(moeInvalidArgument, "bootstrap->allGather is NULL; give a function");
 }
 
-std::string CallbackBootstrap::call(const std::string& piece, const char* what, const WaitLimit& limit) const {
+std::string CallbackBootstrap::call(const std::string& piece, const char* what, const WaitLimit& limit) {
   limit.throwIfAborted();
   if (limit.passed()) {
-    fail(moeTimeout, "rank ", rank(), " has no time left to call bootstrap->allGather for the ", what);
+    fail(moeTimeout, "rank ", rank(), " has no time left to call ", name(), " for the ", what);
   }
   std::string all(piece.size() * static_cast<size_t>(nranks()), '\0');
   int code = callbacks_.allGather(callbacks_.context, piece.data(), all.data(), piece.size());
   if (code != 0) {
-    fail(moeSystemError, "bootstrap->allGather returned ", code, " on rank ", rank(), " for the ", what, " (",
-         piece.size(), " bytes a rank); 0 means success");
+    fail(moeSystemError, name(), " returned ", code, " on rank ", rank(), " for the ", what, " (", piece.size(),
+         " bytes a rank); 0 means success");
   }
   return all;
-}
-
-std::vector<std::string> CallbackBootstrap::allGather(const std::string& mine, const WaitLimit& limit) {
-  if (mine.size() > kMaxBytes) {
-    fail(moeInternalError, "rank ", rank(), " wants to exchange ", mine.size(), " bytes; the limit is ", kMaxBytes);
-  }
-  // The rank and the round travel along, because an all-gather with another order would do harm far from here.
-  const uint64_t round = round_++;
-  std::string heads =
-      call(ByteWriter().number(int64_t{rank()}).number(round).number(uint64_t{mine.size()}).take(), "lengths", limit);
-  ByteReader in(heads);
-  std::vector<uint64_t> lengths;
-  for (int each = 0; each < nranks(); ++each) {
-    auto from = in.number<int64_t>();
-    auto theirRound = in.number<uint64_t>();
-    auto length = in.number<uint64_t>();
-    if (from != each || theirRound != round || length > kMaxBytes) {
-      fail(moeInvalidUsage, "bootstrap->allGather gave rank ", rank(), " wrong bytes at place ", each, ": rank ", from,
-           ", call ", theirRound, ", ", length, " bytes, where rank ", each, ", call ", round, ", at most ", kMaxBytes,
-           " bytes were due; pieces must arrive unchanged, in rank order");
-    }
-    lengths.push_back(length);
-  }
-  const size_t longest = static_cast<size_t>(*std::max_element(lengths.begin(), lengths.end()));
-  if (longest == 0) return std::vector<std::string>(lengths.size());
-
-  std::string padded = mine;
-  padded.resize(longest);
-  std::string all = call(padded, "contents", limit);
-  std::vector<std::string> result;
-  for (size_t each = 0; each < lengths.size(); ++each) {
-    result.push_back(all.substr(each * longest, static_cast<size_t>(lengths[each])));
-  }
-  return result;
 }
 
 std::unique_ptr<Bootstrap> joinCallbacks(const moeBootstrap_t& callbacks, int rank, int nranks) {

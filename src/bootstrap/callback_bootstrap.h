@@ -2,25 +2,21 @@
 // Meeting through an all-gather of fixed-size pieces that the caller brings.
 #pragma once
 
-#include "bootstrap/bootstrap.h"
+#include "bootstrap/piece_bootstrap.h"
 #include "moe.h"
 
 namespace moe {
 
-// Lengths differ between ranks and the caller's all-gather wants equal ones: it is called once for the lengths, and
-// once for the pieces, padded to the longest. It cannot be interrupted, so the limit is looked at between the calls.
-class CallbackBootstrap final : public Bootstrap {
+// The caller's function cannot be interrupted, so the limit is looked at between its calls.
+class CallbackBootstrap final : public PieceBootstrap {
  public:
   CallbackBootstrap(const moeBootstrap_t& callbacks, int rank, int nranks);
 
-  std::vector<std::string> allGather(const std::string& mine, const WaitLimit& limit) override;
-
  private:
-  // One call: `piece` of every rank, in rank order.
-  std::string call(const std::string& piece, const char* what, const WaitLimit& limit) const;
+  std::string call(const std::string& piece, const char* what, const WaitLimit& limit) override;
+  const char* name() const override { return "bootstrap->allGather"; }
 
   moeBootstrap_t callbacks_;
-  uint64_t round_ = 0;
 };
 
 }  // namespace moe

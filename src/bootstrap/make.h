@@ -7,6 +7,8 @@
 #include <vector>
 
 #include "bootstrap/bootstrap.h"
+#include "bootstrap/device_stage.h"
+#include "bootstrap/nccl_library.h"
 #include "moe.h"
 
 namespace moe {
@@ -31,6 +33,20 @@ std::unique_ptr<Bootstrap> joinLaunched(const LaunchedRank& me, const WaitLimit&
 
 // Through the caller's own all-gather.
 std::unique_ptr<Bootstrap> joinCallbacks(const moeBootstrap_t& callbacks, int rank, int nranks);
+
+// What NCCL says of a caller's communicator.
+struct NcclGroup {
+  NcclCalls calls;
+  ncclComm* comm;
+  int rank;
+  int nranks;
+  int device;
+};
+// Throws moeInvalidArgument when NCCL does not take `comm` for one of its communicators, and moeUnsupported without a
+// usable NCCL. Not collective.
+NcclGroup askNccl(ncclComm* comm);
+// Through that communicator, which must live until the result is gone, but no longer. `stage` is on its device.
+std::unique_ptr<Bootstrap> joinNccl(const NcclGroup& group, std::shared_ptr<DeviceStage> stage);
 
 // All ranks of one process: result[r] is for rank r, each used by a thread of its own.
 std::vector<std::unique_ptr<Bootstrap>> makeLocal(int nranks);

@@ -15,16 +15,13 @@
 
 enum { kHidden = 8, kTokens = 4, kExperts = 4, kTopk = 2, kMaxRanks = 2 };
 
-static const char* const kFunctions[] = {"moeGetErrorString",    "moeGetLastError",   "moeGetVersion",
-                                         "moeSetLogFunction",    "moeGetSettings",    "moeGetUniqueId",
-                                         "moeCommInit",          "moeCommInitEnv",    "moeCommInitCallbacks",
-                                         "moeCommInitAll",       "moeGroupStart",     "moeGroupEnd",
-                                         "moeCommGetAsyncError", "moeCommAbort",      "moeCommFinalize",
-                                         "moeCommDestroy",       "moeGetInfo",        "moePredictInfo",
-                                         "moeGetStats",          "moeGetExpertOwner", "moeCommGetDead",
-                                         "moeHandleBytes",       "moeHandleInit",     "moeHandleDestroy",
-                                         "moeDispatch",          "moeWait",           "moeGetSizes",
-                                         "moeGetViews",          "moeCombine"};
+static const char* const kFunctions[] = {
+    "moeGetErrorString", "moeGetLastError", "moeGetVersion",  "moeSetLogFunction",    "moeGetSettings",
+    "moeGetUniqueId",    "moeCommInit",     "moeCommInitEnv", "moeCommInitCallbacks", "moeCommInitNccl",
+    "moeCommInitAll",    "moeGroupStart",   "moeGroupEnd",    "moeCommGetAsyncError", "moeCommAbort",
+    "moeCommFinalize",   "moeCommDestroy",  "moeGetInfo",     "moePredictInfo",       "moeGetStats",
+    "moeGetExpertOwner", "moeCommGetDead",  "moeHandleBytes", "moeHandleInit",        "moeHandleDestroy",
+    "moeDispatch",       "moeWait",         "moeGetSizes",    "moeGetViews",          "moeCombine"};
 
 static const char* (*getLastError)(void);
 static moeResult_t (*commInitAll)(moeComm_t*, int, const moeConfig_t*);

@@ -75,6 +75,7 @@ static void checkCalls(void) {
   check(moeSetLogFunction(NULL, NULL) == moeSuccess, "moeSetLogFunction with NULL");
   check(moeGetVersion(&version) == moeSuccess && version == MOE_VERSION, "moeGetVersion");
   check(moeGetSettings(NULL, 0, &needed) == moeSuccess && needed > 1, "moeGetSettings asks for the size alone");
+  check(moeCommInitNccl(NULL, (struct ncclComm*)NULL, NULL) == moeInvalidArgument, "moeCommInitNccl");
   check(strcmp(moeGetErrorString(moeSuccess), "") != 0, "moeGetErrorString");
   check(moeGetVersion(NULL) == moeInvalidArgument && moeGetLastError()[0] != '\0', "moeGetLastError");
 }

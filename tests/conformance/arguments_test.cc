@@ -141,6 +141,7 @@ TEST(Arguments, NullsAreRefused) {
   EXPECT_EQ(moeCommInitCallbacks(&comm, 1, 0, nullptr, &config), moeInvalidArgument);
   EXPECT_EQ(moeCommInitCallbacks(&comm, 1, 0, &bootstrap, &config), moeInvalidArgument) << "allGather is NULL";
   EXPECT_EQ(moeCommInitEnv(nullptr, &config), moeInvalidArgument);
+  EXPECT_EQ(moeCommInitNccl(nullptr, nullptr, &config), moeInvalidArgument);
   EXPECT_EQ(comm, nullptr);
   EXPECT_EQ(moeCommGetAsyncError(nullptr, &state), moeInvalidArgument);
   EXPECT_EQ(moeCommAbort(nullptr), moeInvalidArgument);

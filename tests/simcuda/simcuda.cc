@@ -281,6 +281,24 @@ CUresult cuMemSetAccess(CUdeviceptr at, size_t bytes, const CUmemAccessDesc* acc
   return CUDA_SUCCESS;
 }
 
+CUresult cuMemAlloc(CUdeviceptr* at, size_t bytes) {
+  if (CUresult asked = failureOf("cuMemAlloc_v2"); asked != CUDA_SUCCESS) return asked;
+  if (currentDevices.empty()) return CUDA_ERROR_INVALID_CONTEXT;
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) return CUDA_ERROR_OUT_OF_MEMORY;
+  std::lock_guard lock(state().mutex);
+  *at = reinterpret_cast<CUdeviceptr>(memory);
+  state().mappings[*at] = {bytes, currentDevices.back(), {currentDevices.back()}};
+  return CUDA_SUCCESS;
+}
+CUresult cuMemFree(CUdeviceptr at) {
+  std::lock_guard lock(state().mutex);
+  auto found = state().mappings.find(at);
+  if (found == state().mappings.end() || state().reservations.count(at)) return CUDA_ERROR_INVALID_VALUE;
+  ::munmap(reinterpret_cast<void*>(at), found->second.bytes);
+  state().mappings.erase(found);
+  return CUDA_SUCCESS;
+}
 CUresult cuMemHostAlloc(void** at, size_t bytes, unsigned) {
   if (CUresult asked = failureOf("cuMemHostAlloc"); asked != CUDA_SUCCESS) return asked;
   *at = ::operator new(bytes);

@@ -53,6 +53,8 @@ void resolveMemory(void* library, Driver* to) {
   resolve(library, "cuMemSetAccess", &to->memSetAccess);
   resolve(library, "cuMemExportToShareableHandle", &to->memExportToShareableHandle);
   resolve(library, "cuMemImportFromShareableHandle", &to->memImportFromShareableHandle);
+  resolve(library, "cuMemAlloc_v2", &to->memAlloc);
+  resolve(library, "cuMemFree_v2", &to->memFree);
   resolve(library, "cuMemHostAlloc", &to->memHostAlloc);
   resolve(library, "cuMemFreeHost", &to->memFreeHost);
   resolve(library, "cuMemsetD8Async", &to->memsetD8Async);

@@ -34,6 +34,8 @@ struct Driver {
   decltype(&::cuMemSetAccess) memSetAccess;
   decltype(&::cuMemExportToShareableHandle) memExportToShareableHandle;
   decltype(&::cuMemImportFromShareableHandle) memImportFromShareableHandle;
+  decltype(&::cuMemAlloc_v2) memAlloc;
+  decltype(&::cuMemFree_v2) memFree;
   decltype(&::cuMemHostAlloc) memHostAlloc;
   decltype(&::cuMemFreeHost) memFreeHost;
   decltype(&::cuMemsetD8Async) memsetD8Async;
