@@ -16,7 +16,8 @@ refuses() {
 run 0 --help
 for option in -b -e -f -n -w -c -p -t -g --hidden --experts --topk --dtype --layout --align --exact --budget --ids \
   --backend --transport --path --op --routing --sms --max-tokens --timeout-ms --stall --seed --json --corrupt \
-  --deterministic --nodes --quant --graph --halves --slots --baseline --window --block-m --tune --help --version; do
+  --deterministic --nodes --quant --graph --halves --slots --baseline --init --window --block-m --tune --help \
+  --version; do
   says out "(^|[ ,])$option([ ,]|$)"
 done
 run 0 --version
@@ -61,6 +62,8 @@ refuses '--stall 1:x: must be RANK:MS' --stall 1:x
 refuses '-p and -t exclude each other' -p 2
 refuses '--baseline nccl: has only --layout rank' --baseline nccl --layout expert
 refuses '--baseline nccl: NCCL needs GPUs' --baseline nccl --backend host
+refuses '--init nccl: NCCL needs GPUs' --init nccl --backend host
+refuses '--init smoke: unknown value; known: auto, nccl' --init smoke
 refuses '-g and -t exclude each other' -g 2
 refuses '--routing zipf: the part after the colon must be a skew' --routing zipf
 refuses '--routing masked:2: the part after the colon must be a probability' --routing masked:2

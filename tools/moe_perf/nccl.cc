@@ -33,10 +33,10 @@ namespace {
 constexpr char kLibrary[] = "libnccl.so.2";
 
 // "" on success.
-std::string open(NcclCalls* calls) {
+std::string open(NcclCalls* calls, const char* option) {
   void* library = dlopen(kLibrary, RTLD_NOW | RTLD_LOCAL);
   if (!library) {
-    return cat("--baseline nccl: ", dlerror(), "; install NCCL 2, or name its folder in LD_LIBRARY_PATH");
+    return cat(option, ": ", dlerror(), "; install NCCL 2, or name its folder in LD_LIBRARY_PATH");
   }
   const char* missing = nullptr;
   auto find = [&](const char* name, auto* call) {
@@ -54,7 +54,7 @@ std::string open(NcclCalls* calls) {
   find("ncclGroupEnd", &calls->groupEnd);
   find("ncclSend", &calls->send);
   find("ncclRecv", &calls->receive);
-  return missing ? cat("--baseline nccl: ", kLibrary, " has no ", missing, "; NCCL 2.13 or newer is needed") : "";
+  return missing ? cat(option, ": ", kLibrary, " has no ", missing, "; NCCL 2.13 or newer is needed") : "";
 }
 
 // Throws on every rank if any has trouble: its own on that rank.
@@ -67,14 +67,14 @@ void agree(Team& team, const std::string& trouble) {
 
 }  // namespace
 
-Nccl::Nccl(Team& team, int64_t location) : calls_(std::make_unique<NcclCalls>()) {
-  agree(team, open(calls_.get()));
+Nccl::Nccl(Team& team, int64_t location, const char* option) : calls_(std::make_unique<NcclCalls>()) {
+  agree(team, open(calls_.get(), option));
   std::string trouble;
   std::vector<double> mine{hostNumber(), static_cast<double>(location)};
   auto locations = team.gather(mine);
   for (int rank = 0; rank < team.rank(); ++rank) {
     if (locations[static_cast<size_t>(rank)] != mine || !trouble.empty()) continue;
-    trouble = cat("--baseline nccl: ranks ", rank, " and ", team.rank(),
+    trouble = cat(option, ": ranks ", rank, " and ", team.rank(),
                   " have the same GPU, which NCCL does not allow; use no more ranks than GPUs");
   }
   agree(team, trouble);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The little of NCCL that the baseline needs, opened at run time.
+// The little of NCCL that the baseline and --init nccl need, opened at run time.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,9 @@ struct NcclCalls;
 // One rank of an NCCL communicator. Errors throw Failure.
 class Nccl {
  public:
-  // Collective: a rank that cannot take part is known to all before any waits inside NCCL. `location` tells GPUs apart.
-  Nccl(Team& team, int64_t location);
+  // Collective: a rank that cannot take part is known to all before any waits inside NCCL. `location` tells GPUs apart;
+  // `option` is the one that wants NCCL, for texts.
+  Nccl(Team& team, int64_t location, const char* option);
   ~Nccl();
   Nccl(const Nccl&) = delete;
   Nccl& operator=(const Nccl&) = delete;
@@ -32,6 +33,8 @@ class Nccl {
   void groupEnd();
   void send(const void* data, size_t count, NcclType type, int peer, void* stream);
   void receive(void* data, size_t count, NcclType type, int peer, void* stream);
+  // The ncclComm_t.
+  void* comm() const { return comm_; }
   // Ends what is under way, also when peers have gone.
   void abort();
 

@@ -323,7 +323,7 @@ void NcclRow::checkCombine(int64_t set, const std::vector<Routes>& routes) {
 class NcclBaseline : public Baseline {
  public:
   NcclBaseline(RunContext& context, const moeInfo_t& info)
-      : context_(context), info_(info), nccl_(context.team, context.gpu->location()) {}
+      : context_(context), info_(info), nccl_(context.team, context.gpu->location(), "--baseline nccl") {}
 
   std::string describe() const override {
     int version = nccl_.version();

@@ -33,6 +33,7 @@ constexpr Name<moeBackend_t> kBackends[] = {
 constexpr Name<moePath_t> kPaths[] = {{"auto", moePathAuto}, {"direct", moePathDirect}};
 constexpr Name<Op> kOps[] = {{"roundtrip", Op::kRoundtrip}, {"dispatch", Op::kDispatch}, {"combine", Op::kCombine}};
 constexpr Name<BaselineKind> kBaselines[] = {{"none", BaselineKind::kNone}, {"nccl", BaselineKind::kNccl}};
+constexpr Name<InitKind> kInits[] = {{"auto", InitKind::kAuto}, {"nccl", InitKind::kNccl}};
 constexpr Name<RoutingKind> kRoutings[] = {
     {"uniform", RoutingKind::kUniform}, {"zipf", RoutingKind::kZipf},     {"node-limited", RoutingKind::kNodeLimited},
     {"same", RoutingKind::kSame},       {"masked", RoutingKind::kMasked}, {"last", RoutingKind::kLast},
@@ -148,7 +149,7 @@ void parseStall(const std::string& text, Options* options) {
 // The texts of options that are parsed further once CLI11 has split the command line.
 struct Texts {
   std::string dtype = "bf16", layout = "rank", ids = "int64", backend = "auto", path = "auto", op = "roundtrip",
-              baseline = "none";
+              baseline = "none", init = "auto";
   std::string routing = "uniform", stall;
   int check = 1;
   int gpus = 1;
@@ -195,6 +196,8 @@ void declareChoices(CLI::App& app, Options& o, Texts& t) {
   app.add_option("--stall", t.stall, "RANK:MS: that rank sleeps before each call; its sleep is part of the times");
   app.add_option("--baseline", t.baseline,
                  "none, or nccl: the same layer through NCCL too, with rows of its own (none)");
+  app.add_option("--init", t.init,
+                 "how ranks meet: auto, as their launch has it, or nccl: through an NCCL communicator (auto)");
   app.add_flag("--corrupt", o.corrupt, "flip one bit of one received row before its check, which must then fail");
   app.add_flag("--deterministic", o.deterministic, "fixed row order; rows of this version always come in one");
   app.add_flag("--version", o.version, "print the versions and exit");
@@ -262,6 +265,9 @@ void checkRanges(const Options& o) {
   }
   if (o.baseline == BaselineKind::kNccl && o.backend == moeBackendHost) {
     usage("--baseline nccl: NCCL needs GPUs; leave out --backend host");
+  }
+  if (o.init == InitKind::kNccl && o.backend == moeBackendHost) {
+    usage("--init nccl: NCCL needs GPUs; leave out --backend host");
   }
   requireRange("--timeout-ms", o.timeoutMs, 1, 3600000);
   if (o.corrupt && !o.check) usage("--corrupt needs the check: leave out -c 0");
@@ -334,6 +340,7 @@ Options parseOptions(const std::vector<std::string>& arguments) {
   o.path = parseName("--path", t.path, kPaths);
   o.op = parseName("--op", t.op, kOps);
   o.baseline = parseName("--baseline", t.baseline, kBaselines);
+  o.init = parseName("--init", t.init, kInits);
   o.routing = parseRouting(t.routing);
   if (app.count("--stall")) parseStall(t.stall, &o);
   requireRange("-c", t.check, 0, 1);
@@ -365,6 +372,7 @@ const char* nameOf(moeBackend_t value) { return textOf(value, kBackends); }
 const char* nameOf(moePath_t value) { return textOf(value, kPaths); }
 const char* nameOf(Op value) { return textOf(value, kOps); }
 const char* nameOf(BaselineKind value) { return textOf(value, kBaselines); }
+const char* nameOf(InitKind value) { return textOf(value, kInits); }
 
 std::string nameOf(const RoutingSpec& routing) {
   std::string name = textOf(routing.kind, kRoutings);

@@ -14,6 +14,9 @@ enum class Op { kRoundtrip, kDispatch, kCombine };
 
 enum class BaselineKind { kNone, kNccl };
 
+// How ranks meet: as their kind of launch has it, or through an NCCL communicator.
+enum class InitKind { kAuto, kNccl };
+
 enum class RoutingKind { kUniform, kZipf, kNodeLimited, kSame, kMasked, kLast, kFile };
 
 struct RoutingSpec {
@@ -55,6 +58,7 @@ struct Options {
   int stallMs = 0;
   bool corrupt = false;
   BaselineKind baseline = BaselineKind::kNone;
+  InitKind init = InitKind::kAuto;
   bool deterministic = false;
 
   // Set when the command line asks for a text in place of a run.
@@ -83,6 +87,7 @@ const char* nameOf(moeBackend_t value);
 const char* nameOf(moePath_t value);
 const char* nameOf(Op value);
 const char* nameOf(BaselineKind value);
+const char* nameOf(InitKind value);
 std::string nameOf(const RoutingSpec& routing);
 
 }  // namespace moe::perf

@@ -44,6 +44,7 @@ Json optionsJson(const Options& o) {
   if (o.stallRank >= 0) json["stall"] = {{"rank", o.stallRank}, {"ms", o.stallMs}};
   json["corrupt"] = o.corrupt;
   json["baseline"] = nameOf(o.baseline);
+  json["init"] = nameOf(o.init);
   json["deterministic"] = o.deterministic;
   return json;
 }
@@ -113,8 +114,9 @@ void Report::printHeader(const Json& header) {
   std::fprintf(out_, "# machine: %s, %d cores, %.1f GiB\n", cpu.c_str(), machine["cores"].get<int>(),
                machine["memory_bytes"].get<double>() / (1 << 30));
   if (machine.contains("gpu")) std::fprintf(out_, "# gpu: %s\n", machine["gpu"].get<std::string>().c_str());
-  std::fprintf(out_, "# %zu ranks on %d node%s as %s\n", header["ranks"].size(), header["nodes"].get<int>(),
-               header["nodes"] == 1 ? "" : "s", launchName(o));
+  std::fprintf(out_, "# %zu ranks on %d node%s as %s%s\n", header["ranks"].size(), header["nodes"].get<int>(),
+               header["nodes"] == 1 ? "" : "s", launchName(o),
+               o.init == InitKind::kNccl ? ", which met through NCCL" : "");
   for (const Json& rank : header["ranks"]) {
     std::fprintf(out_, "# rank %d pid %d node %s device %s\n", rank["rank"].get<int>(), rank["pid"].get<int>(),
                  rank["node"].is_string() ? "?" : rank["node"].dump().c_str(),

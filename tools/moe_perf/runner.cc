@@ -14,6 +14,7 @@
 #include "gpu.h"
 #include "gpu_limit.h"
 #include "machine.h"
+#include "nccl.h"
 #include "row_run.h"
 #include "text.h"
 
@@ -102,6 +103,7 @@ class Runner {
 
  private:
   void join(int64_t maxTokens);
+  moeComm_t joinNccl(const moeConfig_t& config);
   void emitHeader();
   Json modelOf() const;
   Json outputOf() const;
@@ -123,6 +125,7 @@ class Runner {
   GpuLimit gpuLimit_;
   std::optional<CopyLimit> copyLimit_;  // on the host
   std::unique_ptr<Baseline> baseline_;
+  std::unique_ptr<Nccl> nccl_;  // of --init
   Comm comm_{nullptr};
   moeInfo_t info_ = MOE_INFO_INIT;
   bool right_ = true;
@@ -133,7 +136,7 @@ void Runner::join(int64_t maxTokens) {
   comm_ = Comm(nullptr);  // the old one goes before the new one takes memory
   moeConfig_t config = configFor(options_, maxTokens);
   if (gpu_) config.device = gpu_->device();
-  comm_ = Comm(world_.join(config));
+  comm_ = Comm(options_.init == InitKind::kNccl ? joinNccl(config) : world_.join(config));
   info_ = MOE_INFO_INIT;
   require(moeGetInfo(comm_.get(), &info_), "moeGetInfo");
   bool onGpu = info_.backend == moeBackendCuda;
@@ -153,6 +156,15 @@ void Runner::join(int64_t maxTokens) {
   routing_.setShape(info_.nranks, info_.nodes);
   if (options_.baseline == BaselineKind::kNccl) baseline_ = makeNcclBaseline(context_, info_);
   emitHeader();
+}
+
+// One NCCL communicator for all rows: that it serves several inits is part of what is shown.
+moeComm_t Runner::joinNccl(const moeConfig_t& config) {
+  if (!gpu_) fail("--init nccl: ranks run on the host; NCCL needs GPUs");
+  if (!nccl_) nccl_ = std::make_unique<Nccl>(team_, gpu_->location(), "--init nccl");
+  moeComm_t comm = nullptr;
+  require(moeCommInitNccl(&comm, static_cast<ncclComm*>(nccl_->comm()), &config), "moeCommInitNccl");
+  return comm;
 }
 
 void Runner::emitHeader() {
