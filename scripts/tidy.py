@@ -44,6 +44,7 @@ VENDORS = [
      ["src/transport/cuda_ipc/", "src/device/", "tests/simcuda/", "tests/gpu/", "tests/unit/device/",
       "tests/unit/transport/cuda_ipc/", "tests/conformance/", "tools/moe_perf/"]),
     (re.compile(r"^nccl\.h$"), ["src/bootstrap/", "tools/moe_perf/"]),
+    (re.compile(r"^nvtx3/"), ["src/base/trace_range."]),
     (re.compile(r"^nvml\.h$"), ["src/topology/"]),
     (re.compile(r"^hwloc(\.h$|/)"), ["src/topology/"]),
     (re.compile(r"^mpi\.h$"), ["tools/moe_perf/"]),

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "combine.h"
 
+#include "base/trace_range.h"
 #include "config.h"
 #include "dispatch.h"
 
@@ -76,6 +77,7 @@ void refuse(Comm& comm, moeResult_t code, void* stream) {
 
 void combine(Comm& comm, const OrError<moeCombineArgs_t>& givenArgs, const OrError<moeHandle*>& givenHandle,
              void* stream) {
+  TraceRange range("moeCombine");
   comm.requireReady();
   const auto* named = std::get_if<moeHandle*>(&givenHandle);
   // A dispatch that was refused was refused for all ranks: nobody's combine of it gets past here, and no peer waits.

@@ -8,6 +8,7 @@
 #include "accelerator.h"
 #include "base/log.h"
 #include "base/settings.h"
+#include "base/trace_range.h"
 #include "config.h"
 #include "device/host_backend.h"
 #include "transport/reports.h"
@@ -113,6 +114,7 @@ void Comm::start() {
 }
 
 void Comm::initialize() {
+  TraceRange range("moeCommInit");
   WaitLimit limit(Deadline::in(std::chrono::milliseconds(config_.timeoutMs)), &aborted_);
   std::unique_ptr<Bootstrap> bootstrap = join_(limit);
   join_ = nullptr;

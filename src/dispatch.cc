@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "base/trace_range.h"
 #include "config.h"
 #include "device/window_view.h"
 
@@ -224,6 +225,7 @@ void checkHandle(const Comm& comm, const moeHandle* handle) {
 
 void dispatch(Comm& comm, const OrError<moeDispatchArgs_t>& givenArgs, const OrError<moeHandle*>& givenHandle,
               void* stream) {
+  TraceRange range("moeDispatch");
   comm.requireReady();
   checkInFlight(comm);
   DispatchArgs plan{};
@@ -254,6 +256,7 @@ void dispatch(Comm& comm, const OrError<moeDispatchArgs_t>& givenArgs, const OrE
 }
 
 void wait(Comm& comm, moeHandle* handle, const moeReceive_t& receive, void* stream) {
+  TraceRange range("moeWait");
   comm.requireReady();
   checkHandle(comm, handle);
   if (handle->state != HandleState::kSent) {
