@@ -4,16 +4,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string_view>
 
 #include "base/settings.h"
 #include "transport/cuda_ipc/device_memory.h"
 #include "transport/cuda_ipc/probe.h"
-#include "transport/departures.h"
-#include "transport/host_links.h"
-#include "transport/local_windows.h"
-#include "transport/process_identity.h"
+#include "transport/host_peers.h"
 #include "transport/reached.h"
 #include "transport/reports.h"
 #include "transport/wire.h"
@@ -26,12 +22,9 @@ constexpr uint64_t kCardMagic = 0x6d6f6563'75646131;
 
 // What the ranks tell each other first.
 struct Card {
-  ProcessIdentity process;
-  uint64_t localKey = 0;
-  uint64_t windowBytes = 0;  // whole, as allocated
   GpuUuid uuid{};
   uint32_t slice = 0;
-  std::string linksAddress;
+  HostCard host;
 
   std::string gpuName() const { return gpuUuidText(uuid, slice != 0); }
 };
@@ -39,21 +32,16 @@ struct Card {
 std::string packCard(const Card& card) {
   std::string out;
   putValue(&out, kCardMagic);
-  putValue(&out, card.process);
-  putValue(&out, card.localKey);
-  putValue(&out, card.windowBytes);
   putValue(&out, card.uuid);
   putValue(&out, card.slice);
-  putText(&out, card.linksAddress);
+  putHostCard(&out, card.host);
   return out;
 }
 
 bool unpackCard(std::string_view bytes, Card* card) {
   uint64_t magic = 0;
-  return takeValue(&bytes, &magic) && magic == kCardMagic && takeValue(&bytes, &card->process) &&
-         takeValue(&bytes, &card->localKey) && takeValue(&bytes, &card->windowBytes) &&
-         takeValue(&bytes, &card->uuid) && takeValue(&bytes, &card->slice) && takeText(&bytes, &card->linksAddress) &&
-         bytes.empty();
+  return takeValue(&bytes, &magic) && magic == kCardMagic && takeValue(&bytes, &card->uuid) &&
+         takeValue(&bytes, &card->slice) && takeHostCard(&bytes, &card->host) && bytes.empty();
 }
 
 std::vector<Card> parseCards(const std::vector<std::string>& contents) {
@@ -61,13 +49,11 @@ std::vector<Card> parseCards(const std::vector<std::string>& contents) {
   std::vector<Card> cards(contents.size());
   for (size_t rank = 0; rank < contents.size(); ++rank) {
     Card& card = cards[rank];
-    if (!unpackCard(contents[rank], &card)) {
-      fail(moeMismatch, "rank ", rank, " describes its window in ", contents[rank].size(),
-           " bytes that cannot be read; do all ranks run the same version of moecl?");
-    }
-    if (card.windowBytes < needed || card.windowBytes > static_cast<uint64_t>(PTRDIFF_MAX)) {
-      fail(moeMismatch, "rank ", rank, " announces a window of ", card.windowBytes, " bytes; it must have at least ",
-           needed, " and less than 2^63");
+    if (!unpackCard(contents[rank], &card)) failUnreadableCard(rank, contents[rank].size());
+    const uint64_t bytes = card.host.windowBytes;
+    if (bytes < needed || bytes > static_cast<uint64_t>(PTRDIFF_MAX)) {
+      fail(moeMismatch, "rank ", rank, " announces a window of ", bytes, " bytes; it must have at least ", needed,
+           " and less than 2^63");
     }
   }
   return cards;
@@ -76,11 +62,11 @@ std::vector<Card> parseCards(const std::vector<std::string>& contents) {
 class CudaIpcTransport final : public Transport {
  public:
   CudaIpcTransport(int rank, int nranks, int device, std::shared_ptr<PeerStates> states)
-      : rank_(rank), nranks_(nranks), ordinal_(device), states_(std::move(states)), departures_(rank) {}
+      : nranks_(nranks), ordinal_(device), host_(rank, nranks, std::move(states)) {}
 
   Region allocate(size_t bytes) override;
   std::vector<Peer> connect(const Region& window, Bootstrap& bootstrap, const WaitLimit& limit) override;
-  void announce(PeerState state) override { departures_.announce(state); }
+  void announce(PeerState state) override { host_.announce(state); }
 
  private:
   std::string describe(const Region& window);
@@ -90,19 +76,13 @@ class CudaIpcTransport final : public Transport {
   std::string refuse(const Card& card, bool local) const;
   // What `find` gives, or the peer as unreachable because of what it threw or of what is known before.
   Peer reachOr(const Card& card, bool local, const std::function<Peer()>& find) const;
-  Peer reachLocal(int peer, const Card& card);
-  void mapLinked(const std::vector<Card>& cards, const WaitLimit& limit, std::vector<Peer>* peers);
 
-  const int rank_;
   const int nranks_;
   const int ordinal_;
-  const std::shared_ptr<PeerStates> states_;
   std::shared_ptr<const Gpu> gpu_;
   std::shared_ptr<DeviceMemory> memory_;  // of the own window, until it is shown to the others
   FileDescriptor exported_;               // likewise
-  std::unique_ptr<LocalWindowEntry> entry_;
-  std::unique_ptr<HostLinks> links_;
-  Departures departures_;  // last: it speaks through the links when it goes
+  HostPeers host_;
 };
 
 Region regionOf(const std::shared_ptr<DeviceMemory>& memory) { return {memory->base(), memory->bytes(), memory}; }
@@ -135,47 +115,35 @@ std::string CudaIpcTransport::describe(const Region& window) {
     fail(moeInternalError, "connect() needs the region that the last allocate() gave, and works once");
   }
   exported_ = memory_->exportDescriptor();
-  links_ = std::make_unique<HostLinks>(rank_, nranks_);
-  entry_ = std::make_unique<LocalWindowEntry>(LocalWindow{rank_, window.base, window.bytes, window.owner, states_});
   Card card;
-  card.process = processIdentity();
-  card.localKey = entry_->key();
-  card.windowBytes = window.bytes;
   card.uuid = gpu_->uuid();
   card.slice = gpu_->slice() ? 1 : 0;
-  card.linksAddress = links_->address();
+  card.host = host_.describe(window);
   return packCard(card);
 }
 
 std::vector<Peer> CudaIpcTransport::reachAll(const Region& window, const std::vector<Card>& cards, Bootstrap& bootstrap,
                                              const WaitLimit& limit) {
-  const ProcessIdentity self = cards[static_cast<size_t>(rank_)].process;
-  std::vector<Peer> peers(cards.size());
-  std::vector<std::string> addresses;
-  std::vector<bool> wanted;
-  for (int peer = 0; peer < nranks_; ++peer) {
+  std::vector<HostCard> hostCards;
+  for (const Card& card : cards) hostCards.push_back(card.host);
+  HostPeers::Ways ways;
+  ways.local = [&](int peer, const Region& region) {
     const Card& card = cards[static_cast<size_t>(peer)];
-    bool local = card.process == self;
-    wanted.push_back(!local);
-    addresses.push_back(card.linksAddress);
-    if (peer == rank_) {
-      peers[static_cast<size_t>(peer)] = mapped(window, "self", Reach::kSelf);
-    } else if (local) {
-      peers[static_cast<size_t>(peer)] = reachLocal(peer, card);
-    }
-  }
-  std::vector<std::string> reasons = links_->connect(addresses, wanted, bootstrap, limit);
-  for (size_t peer = 0; peer < peers.size(); ++peer) {
-    if (wanted[peer] && !reasons[peer].empty()) peers[peer] = unreachable(reasons[peer]);
-  }
-  if (links_->linkedPeers().empty()) {
-    links_.reset();
-  } else {
-    mapLinked(cards, limit, &peers);
-    links_->watch(states_);
-  }
-  departures_.connected(links_.get());
-  return peers;
+    return reachOr(card, true, [&] {
+      // The card said so: only this transport's windows are announced with its magic.
+      auto memory = std::static_pointer_cast<DeviceMemory>(region.owner);
+      if (card.uuid != gpu_->uuid()) memory->grant(*gpu_);
+      return mapped(region, "local");
+    });
+  };
+  ways.linked = [&](int peer, const FileDescriptor& descriptor) {
+    const Card& card = cards[static_cast<size_t>(peer)];
+    return reachOr(card, false, [&] {
+      auto bytes = static_cast<size_t>(card.host.windowBytes);
+      return mapped(regionOf(DeviceMemory::import(gpu_, descriptor, bytes)), "cuda_ipc");
+    });
+  };
+  return host_.reachAll(window, hostCards, exported_.get(), ways, bootstrap, limit);
 }
 
 std::string CudaIpcTransport::refuse(const Card& card, bool local) const {
@@ -203,40 +171,6 @@ Peer CudaIpcTransport::reachOr(const Card& card, bool local, const std::function
     return refusal.empty() ? find() : unreachable(refusal);
   } catch (const Error& error) {
     return unreachable(cat(gpu_->name(), " cannot map the window on ", card.gpuName(), ": ", error.text()));
-  }
-}
-
-Peer CudaIpcTransport::reachLocal(int peer, const Card& card) {
-  std::optional<LocalWindow> found = LocalWindowEntry::find(card.localKey);
-  Region region;
-  if (found) region = {found->base, found->bytes, found->owner.lock()};
-  if (!region.owner || found->rank != peer || region.bytes != card.windowBytes) {
-    return unreachable("its window is no longer in this process");
-  }
-  departures_.addLocal(found->states);
-  return reachOr(card, true, [&] {
-    // The card said so: only this transport's windows are announced with its magic.
-    auto memory = std::static_pointer_cast<DeviceMemory>(region.owner);
-    if (card.uuid != gpu_->uuid()) memory->grant(*gpu_);
-    return mapped(region, "local");
-  });
-}
-
-void CudaIpcTransport::mapLinked(const std::vector<Card>& cards, const WaitLimit& limit, std::vector<Peer>* peers) {
-  std::vector<HostLinks::Received> received = links_->exchangeDescriptors(exported_.get(), "", limit);
-  for (int peer : links_->linkedPeers()) {
-    auto index = static_cast<size_t>(peer);
-    HostLinks::Received& got = received[index];
-    const Card& card = cards[index];
-    if (got.failure.empty()) {
-      (*peers)[index] = reachOr(card, false, [&] {
-        auto bytes = static_cast<size_t>(card.windowBytes);
-        return mapped(regionOf(DeviceMemory::import(gpu_, got.descriptor, bytes)), "cuda_ipc");
-      });
-    } else {
-      (*peers)[index] = unreachable(got.failure);
-    }
-    got.descriptor.reset();
   }
 }
 
