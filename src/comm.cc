@@ -135,7 +135,8 @@ void Comm::makeBackend() {
   if (config_.backend == moeBackendCuda) {
     backend_ = makeGpuBackend(config_, nranks_, rank_);
   } else {
-    backend_ = makeHostBackend(settings().hostBlocks, settings().hostWarps, this);
+    const int blocks = settings().hostBlocks;
+    backend_ = makeHostBackend(makeLayout(config_, nranks_, rank_, blocks), blocks, settings().hostWarps, this);
   }
   states_ = std::make_shared<PeerStates>(nranks_, backend_->allocateNotices(PeerStates::bytes(nranks_)));
 }

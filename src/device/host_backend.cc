@@ -168,9 +168,27 @@ class HostBackend : public Backend {
   Team team_;  // last: its threads end before what they use
 };
 
+// HostExec's items have one size, fixed for the largest legal shape; the jobs say what they need.
+void requireItemsFit(const Layout& layout) {
+  const Shape& shape = layout.shape;
+  struct Need {
+    const char* job;
+    int64_t bytes;
+  };
+  for (Need need :
+       {Need{"sends", SendJob<HostExec>::itemBytes(layout)}, Need{"places", PlaceJob<HostExec>::itemBytes(shape)},
+        Need{"adds", ReduceItem::bytes(larger(larger(shape.topk, shape.distinct), 1))}}) {
+    if (need.bytes <= HostExec::kItemBytes) continue;
+    fail(moeInternalError, "rank ", shape.rank, ": the job that ", need.job, " rows needs ", need.bytes,
+         " bytes for one of them (maxTopk ", shape.topk, ", ", shape.payloads,
+         " payloads), but HostExec::kItemBytes is ", HostExec::kItemBytes, "; raise that");
+  }
+}
+
 }  // namespace
 
-std::unique_ptr<Backend> makeHostBackend(int blocks, int warps, WaitGuard* guard) {
+std::unique_ptr<Backend> makeHostBackend(const Layout& layout, int blocks, int warps, WaitGuard* guard) {
+  requireItemsFit(layout);
   return std::make_unique<HostBackend>(blocks, warps, guard);
 }
 

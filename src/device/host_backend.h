@@ -10,7 +10,8 @@
 
 namespace moe {
 
-// `guard` ends waits; it must outlive the backend.
-std::unique_ptr<Backend> makeHostBackend(int blocks, int warps, WaitGuard* guard);
+// For communicators of this layout. `guard` ends waits; it must outlive the backend. Throws moeInternalError when a row
+// of the layout needs more memory than a HostExec has for it.
+std::unique_ptr<Backend> makeHostBackend(const Layout& layout, int blocks, int warps, WaitGuard* guard);
 
 }  // namespace moe
