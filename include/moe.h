@@ -286,7 +286,9 @@ MOE_API moeResult_t moeCommDestroy(moeComm_t comm);
 
 /* Sizes and choices of a live communicator. Set info->size with MOE_INFO_INIT. */
 MOE_API moeResult_t moeGetInfo(moeComm_t comm, moeInfo_t* info);
-/* What moeGetInfo would say for this config, before anything is allocated. Needs no communicator. */
+/* What moeGetInfo would say for this config, before anything is allocated. Needs no communicator. With config.backend =
+ * moeBackendCuda the GPU is asked, since workspaceBytes follows its number of multiprocessors. For moeBackendAuto, and
+ * where no GPU can be used, the sizes are the host's, whose workspace is smaller: info->backend says which they are. */
 MOE_API moeResult_t moePredictInfo(int nranks, int rank, const moeConfig_t* config, moeInfo_t* info);
 MOE_API moeResult_t moeGetStats(moeComm_t comm, moeStats_t* stats);
 /* The rank that owns a global expert id, and its index among that rank's experts. Either pointer may be NULL. */

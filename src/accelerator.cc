@@ -17,6 +17,8 @@ bool gpuUsable(int32_t* device, std::string* reason) { return chooseCudaDevice(d
 
 int gpuCount() { return cudaDeviceCount(); }
 
+int gpuBlocks(int device) { return cudaMultiprocessors(device); }
+
 std::unique_ptr<Backend> makeGpuBackend(const moeConfig_t& config, int nranks, int rank) {
   return makeCudaBackend(config, nranks, rank);
 }
@@ -42,6 +44,8 @@ bool gpuUsable(int32_t*, std::string* reason) {
 }
 
 int gpuCount() { return 0; }
+
+int gpuBlocks(int) { fail(moeInternalError, "this build of moecl has no CUDA backend"); }
 
 std::unique_ptr<Backend> makeGpuBackend(const moeConfig_t&, int, int) {
   fail(moeInternalError, "this build of moecl has no CUDA backend");

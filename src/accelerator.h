@@ -20,6 +20,9 @@ bool gpuUsable(int32_t* device, std::string* reason);
 // GPUs that this process sees; 0 in a build without CUDA.
 int gpuCount();
 
+// Backend::blocks() of that GPU. Only where gpuUsable.
+int gpuBlocks(int device);
+
 // Only where gpuUsable. `config` is complete and has its device.
 std::unique_ptr<Backend> makeGpuBackend(const moeConfig_t& config, int nranks, int rank);
 std::unique_ptr<Transport> makeGpuTransport(int rank, int nranks, int device,

@@ -109,6 +109,15 @@ void initInto(moeComm_t* out, int nranks, int rank, Join join, const moeConfig_t
   *out = liveComms().add(std::move(made));
 }
 
+// Most blocks of one operation, as the backend would say. Settles which backend that is: a GPU is only looked for when
+// one is asked for, since that initializes CUDA in this process.
+int predictBlocks(moeConfig_t* config) {
+  std::string reason;
+  if (config->backend == moeBackendCuda && gpuUsable(&config->device, &reason)) return gpuBlocks(config->device);
+  config->backend = moeBackendHost;
+  return settings().hostBlocks;
+}
+
 // Copies a config of any version, so that a grouped or non-blocking init may outlive the caller's.
 struct ConfigCopy {
   explicit ConfigCopy(const moeConfig_t* config) {
@@ -303,8 +312,7 @@ moeResult_t moePredictInfo(int nranks, int rank, const moeConfig_t* config, moeI
     if (rank < 0 || rank >= nranks) {
       fail(moeInvalidArgument, "rank = ", rank, ", but the ranks are 0 .. ", nranks - 1);
     }
-    complete.backend = moeBackendHost;
-    moeInfo_t predicted = predictInfo(complete, makeLayout(complete, nranks, rank, settings().hostBlocks));
+    moeInfo_t predicted = predictInfo(complete, makeLayout(complete, nranks, rank, predictBlocks(&complete)));
     predicted.size = info->size;
     std::memcpy(info, &predicted, std::min(info->size, sizeof(predicted)));
   });

@@ -105,6 +105,31 @@ TEST(Arguments, InfoKeepsAnUnknownTail) {
   EXPECT_EQ(moePredictInfo(2, 1, &config, &newer.info), moeInvalidArgument);
 }
 
+// With a GPU the workspace depends on it; without one the sizes say that they are the host's.
+TEST(Arguments, PredictedInfoIsWhatTheCommunicatorSays) {
+  for (moeBackend_t backend : {moeBackendHost, moeBackendCuda}) {
+    moeConfig_t config = smallConfig();
+    config.backend = backend;
+    moeInfo_t predicted = MOE_INFO_INIT, real = MOE_INFO_INIT;
+    ASSERT_EQ(moePredictInfo(1, 0, &config, &predicted), moeSuccess) << moeGetLastError();
+    moeComm_t comm = nullptr;
+    if (backend == moeBackendCuda && moeCommInitAll(&comm, 1, &config) == moeUnsupported) {
+      EXPECT_EQ(predicted.backend, moeBackendHost);
+      continue;
+    }
+    if (!comm) {
+      ASSERT_EQ(moeCommInitAll(&comm, 1, &config), moeSuccess) << moeGetLastError();
+    }
+    EXPECT_EQ(moeGetInfo(comm, &real), moeSuccess) << moeGetLastError();
+    EXPECT_EQ(predicted.backend, backend);
+    EXPECT_EQ(predicted.workspaceBytes, real.workspaceBytes);
+    EXPECT_EQ(predicted.windowBytes, real.windowBytes);
+    EXPECT_EQ(predicted.handleBytes, real.handleBytes);
+    EXPECT_EQ(predicted.rowCapacity, real.rowCapacity);
+    EXPECT_EQ(moeCommDestroy(comm), moeSuccess) << moeGetLastError();
+  }
+}
+
 TEST(Arguments, NullsAreRefused) {
   moeConfig_t config = smallConfig();
   moeInfo_t info = MOE_INFO_INIT;

@@ -14,6 +14,16 @@ int countDevices() {
   return count;
 }
 
+CUdevice deviceOf(int ordinal) {
+  int count = countDevices();
+  if (ordinal < 0 || ordinal >= count) {
+    fail(moeInvalidArgument, "device ", ordinal, " does not exist: this process sees ", count, " GPUs, counted from 0");
+  }
+  CUdevice device = -1;
+  checkDriver(driver().deviceGet(&device, ordinal), "cuDeviceGet", cat("device ", ordinal));
+  return device;
+}
+
 }  // namespace
 
 int cudaDeviceCount() noexcept {
@@ -27,14 +37,16 @@ int cudaDeviceCount() noexcept {
   return 0;
 }
 
+int cudaMultiprocessors(int device) {
+  int count = 0;
+  checkDriver(driver().deviceGetAttribute(&count, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, deviceOf(device)),
+              "cuDeviceGetAttribute", cat("device ", device));
+  return count;
+}
+
 std::string cudaDeviceName(int device) {
-  int count = countDevices();
-  if (device < 0 || device >= count) {
-    fail(moeInvalidArgument, "device ", device, " does not exist: this process sees ", count, " GPUs, counted from 0");
-  }
   std::string where = cat("device ", device);
-  CUdevice handle = -1;
-  checkDriver(driver().deviceGet(&handle, device), "cuDeviceGet", where);
+  CUdevice handle = deviceOf(device);
   char name[256] = {};
   checkDriver(driver().deviceGetName(name, static_cast<int>(sizeof(name)) - 1, handle), "cuDeviceGetName", where);
   return name;

@@ -10,6 +10,9 @@ namespace moe {
 // CUDA in this process, so that children forked later cannot use it.
 int cudaDeviceCount() noexcept;
 
+// The GPU's multiprocessors. Throws as cudaDeviceName.
+int cudaMultiprocessors(int device);
+
 // What the vendor calls the GPU, as in "NVIDIA H200". Throws moeInvalidArgument for a number that no device has,
 // moeUnsupported without a driver, moeDeviceError.
 std::string cudaDeviceName(int device);
