@@ -49,7 +49,7 @@ std::string NcclBootstrap::call(const std::string& piece, const char* what, cons
 
 void NcclBootstrap::enqueue(const DeviceStage::Room& room, size_t bytes, const char* what, const WaitLimit& limit) {
   auto state = std::make_shared<Enqueueing>();
-  startBackgroundThread([state, group = group_, stage = stage_, room, bytes] {
+  startBackgroundThread([state, group = group_, stage = stage_, room, bytes]() mutable {
     {
       std::lock_guard lock(state->mutex);
       if (state->abandoned) return;
@@ -61,6 +61,8 @@ void NcclBootstrap::enqueue(const DeviceStage::Room& room, size_t bytes, const c
       });
       return code;
     });
+    // Unless this thread was left behind, memory is freed by who waits, and not some time after the init.
+    stage.reset();
     std::lock_guard lock(state->mutex);
     state->result = std::move(result);
     state->changed.notify_all();
