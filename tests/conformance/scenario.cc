@@ -162,6 +162,7 @@ Scenario toScenario(Plan plan) {
   scenario.config = plan.config;
   scenario.handles = plan.handles;
   scenario.steps = plan.steps;
+  scenario.pause = plan.pause;
   if (scenario.steps.empty()) {
     for (int call = 0; call < plan.calls; ++call) {
       scenario.steps.push_back({Step::kDispatch, call, call % plan.handles});
