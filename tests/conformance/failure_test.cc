@@ -76,8 +76,8 @@ std::string runRounds(SimpleCall& call, int rounds) {
   return "";
 }
 
-// loop BACKEND TIMEOUT ROUNDS ACTION: rounds of dispatch and combine, in the middle of which the victim acts. Ends with "done",
-// or with "failed ..." and "destroyed". Then, told "again RANK NRANKS", meets once more and runs a few rounds.
+// loop BACKEND TIMEOUT ROUNDS ACTION: rounds of dispatch and combine, in the middle of which the victim acts. Ends with
+// "done", or with "failed ..." and "destroyed". Then, told "again RANK NRANKS", meets once more and runs a few rounds.
 int loop(RankContext& context) {
   moeConfig_t config = simpleConfig(64, 256, 8, 3);
   const Backend& backend = *findBackend(context.arguments.at(0));

@@ -94,7 +94,7 @@ class ScenarioProcesses {
 
   void run(const Scenario& scenario, Report& report) {
     ranks_.tellAll(scenario.name);
-    if (size() > 1 && !ranks_.introduce()) report.add(scenario.name, ": rank 0 made no id");
+    if (!ranks_.introduce()) report.add(scenario.name, ": rank 0 made no id");
     for (int rank = 0; rank < size(); ++rank) {
       std::string said = ranks_.hear(rank, milliseconds(60000));
       if (said != "fine") report.add("process of rank ", rank, ": ", said.empty() ? "no answer" : said);
