@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Gathers what scripts/test_gpu.sh and scripts/gpu_mutants.sh run, for a machine that has GPUs and nothing to build with:
-# plain files without debug information. Build moe_conformance, gpu_hash_check and gpu_mutants first; what is missing is
-# left out.
+# Gathers what scripts/test_gpu.sh and scripts/gpu_mutants.sh run, for a machine that has GPUs and nothing to build
+# with: plain files without debug information. Build moe_conformance, gpu_hash_check and gpu_mutants first; what is
+# missing is left out.
 #   scripts/gpu_bundle.sh BUILD_DIR OUT_DIR
 set -euo pipefail
 build=${1:?BUILD_DIR} out=${2:?OUT_DIR}

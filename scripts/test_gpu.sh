@@ -3,21 +3,23 @@
 # The tests of the CUDA backend, from binaries: FOLDER is a build folder, or a copy of its bin/ and lib/ from elsewhere.
 # Needs neither a compiler nor GoogleTest, unless --build finds both. A process a suite, so that a GPU error in one is
 # not the end of all.
-#   scripts/test_gpu.sh [--build] [--conformance] [--long] [--only PATTERN] [FOLDER]      FOLDER: build
+#   scripts/test_gpu.sh [--build] [--conformance] [--long] [--only PATTERN] [--logs DIR] [FOLDER]     FOLDER: build
 #     --build         builds FOLDER first where that can be done
 #     --conformance   only the conformance suite
 #     --long          the long tests in place of the others
 #     --only PATTERN  only the suites that the shell pattern matches, e.g. '*Failure*'
+#     --logs DIR      keeps there what each of them said
 # Exit codes: 0 all passed, 1 some failed, 2 nothing to run, 77 no GPU here, or none of it can run on those there are.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-build=0 conformance_only=0 long=0 only='*' folder=$root/build
+build=0 conformance_only=0 long=0 only='*' logs='' folder=$root/build
 while (($#)); do
   case $1 in
     --build) build=1 ;;
     --conformance) conformance_only=1 ;;
     --long) long=1 ;;
     --only) only=${2:?--only needs a pattern}; shift ;;
+    --logs) logs=${2:?--logs needs a folder}; shift ;;
     -*) echo "test_gpu.sh: unknown option $1" >&2; exit 2 ;;
     *) folder=$1 ;;
   esac
@@ -47,17 +49,21 @@ if ! nvidia-smi -L 2>/dev/null; then
   exit 77
 fi
 
-logs=$(mktemp -d)
-trap 'rm -rf "$logs"' EXIT
+if [[ -z $logs ]]; then
+  logs=$(mktemp -d)
+  trap 'rm -rf "$logs"' EXIT
+fi
+mkdir -p "$logs"
 names=() results=() times=()
 
 # run NAME SECONDS COMMAND...: notes how it ended, and shows what it said when it failed.
 run() {
-  local name=$1 limit=$2 status=0 started=$SECONDS result
+  local name=$1 limit=$2 status=0 started=$SECONDS result log
   shift 2
   # shellcheck disable=SC2053
   if [[ $name != $only ]]; then return; fi
-  timeout -k 10 "$limit" "$@" >"$logs/log" 2>&1 || status=$?
+  log=$logs/$(printf %02d ${#names[@]})-${name//[^A-Za-z0-9]/_}.log
+  timeout -k 10 "$limit" "$@" >"$log" 2>&1 || status=$?
   case $status in
     0) result=passed ;;
     77) result=skipped ;;
@@ -66,12 +72,12 @@ run() {
   esac
   if [[ $result == FAILED* ]]; then
     echo "== $name: $result: $*"
-    grep -c '^\[  FAILED  \].*ms)$' "$logs/log" | sed 's/$/ tests failed; the beginning and the end of what it said:/' || true
-    head -n 60 "$logs/log"
+    echo "$(grep -c '^\[  FAILED  \].*ms)$' "$log" || true) tests failed; the beginning and the end of what it said:"
+    head -n 30 "$log" | cut -c 1-300
     echo ...
-    tail -n 40 "$logs/log"
+    tail -n 20 "$log" | cut -c 1-300
   fi
-  names+=("$name$(sed -n 's/^\[  PASSED  \] \([1-9][0-9]*\) tests*\.$/ (\1)/p' "$logs/log")")
+  names+=("$name$(sed -n 's/^\[  PASSED  \] \([1-9][0-9]*\) tests*\.$/ (\1)/p' "$log")")
   results+=("$result")
   times+=($((SECONDS - started)))
   printf '%-64s %4d s  %s\n' "${names[-1]}" "${times[-1]}" "$result"
@@ -129,8 +135,9 @@ for result in ${results[@]+"${results[@]}"}; do
     FAILED*) failed=$((failed + 1)) ;;
   esac
 done
-echo "test_gpu.sh: $passed of ${#results[@]} groups passed, $failed failed, $((${#results[@]} - passed - failed)) skipped"
-if ((${#results[@]} == 0)); then exit 2; fi
+all=${#results[@]}
+echo "test_gpu.sh: $passed of $all groups passed, $failed failed, $((all - passed - failed)) skipped"
+if ((all == 0)); then exit 2; fi
 if ((failed)); then
   for i in "${!results[@]}"; do
     if [[ ${results[i]} == FAILED* ]]; then echo "  ${names[i]}: ${results[i]}"; fi

@@ -172,6 +172,8 @@ std::vector<Place> gpuPlaces() {
   return {{cudaBackends().back(), 2}};
 }
 
+void PrintTo(const Place& place, std::ostream* out) { *out << place.nranks << " ranks on " << place.backend->name(); }
+
 std::string placeName(const testing::TestParamInfo<Place>& info) { return info.param.backend->name(); }
 
 class ProcessRanksFailure : public OnBackend<Place> {};

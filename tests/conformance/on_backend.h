@@ -4,11 +4,15 @@
 
 #include <gtest/gtest.h>
 
+#include <ostream>
 #include <string>
 
 #include "conformance/device.h"
 
 namespace moetest {
+
+// GoogleTest would print the address.
+inline void PrintTo(const Backend* backend, std::ostream* out) { *out << backend->name(); }
 
 inline const Backend& backendOf(const Backend* backend) { return *backend; }
 template <class Parameter>

@@ -210,6 +210,21 @@ TEST_P(ThreadRanksRefusal, SeveralRanksRefuseAtOnce) {
   ranks.expectHealthy(1);
 }
 
+// Nothing of it is left to be told later, by whichever way the ranks were told.
+TEST_P(ThreadRanksRefusal, IsReportedOnce) {
+  Ranks ranks(*GetParam(), simpleConfig());
+  ASSERT_TRUE(ranks.ok()) << ranks.error();
+  ranks[kBad].dispatch.ids = nullptr;
+  expectRefusal(ranks.each([](SimpleCall& call, int) { return call.runDispatch(); }), {"", nullptr, "ids"});
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (rank == kBad) continue;
+    moeResult_t state = moeInternalError;
+    EXPECT_EQ(moeCommGetAsyncError(ranks[rank].comm, &state), moeSuccess);
+    EXPECT_EQ(state, moeSuccess) << moeGetLastError();
+  }
+  ranks.expectHealthy(1);
+}
+
 TEST_P(ThreadRanksRefusal, NoHandleOnOneRank) {
   Ranks ranks(*GetParam(), simpleConfig());
   ASSERT_TRUE(ranks.ok()) << ranks.error();
