@@ -74,7 +74,7 @@ if(MOE_CUDA_ENABLED AND conformance_sources)
   set(test_gpu ${PROJECT_SOURCE_DIR}/scripts/test_gpu.sh)
   moe_add_test(conformance gpu ${test_gpu} --conformance ${PROJECT_BINARY_DIR})
   moe_add_test(conformance_long gpu ${test_gpu} --conformance --long ${PROJECT_BINARY_DIR})
-  set_tests_properties(gpu.conformance PROPERTIES TIMEOUT ${seconds_long} RUN_SERIAL ON)
+  set_tests_properties(gpu.conformance gpu.conformance_long PROPERTIES TIMEOUT 1800 RUN_SERIAL ON)
 endif()
 
 # The header is C99 and the library usable from C: every file is a program. Warnings are errors, MOE_WERROR or not.

@@ -54,6 +54,7 @@ int64_t resolvedCapacity(const Shape& shape, int rank, const RankCall& options) 
   if (shape.config.layout == moeLayoutRank) return shape.nranks * shape.config.maxTokensPerRank;
   moeInfo_t info = MOE_INFO_INIT;
   moeConfig_t config = shape.config;
+  config.backend = moeBackendHost;  // rows are as many on all of them, and no GPU need be asked
   if (moePredictInfo(shape.nranks, rank, &config, &info) != moeSuccess) return 0;
   return info.rowCapacity;
 }
