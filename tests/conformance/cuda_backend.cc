@@ -37,7 +37,8 @@ class Arena {
       if (offset - at >= bytes) break;
       at = offset + used;
     }
-    if (bytes > bytes_ - at) throw std::runtime_error("the tests' share of a GPU's memory is used up");
+    if (bytes > bytes_ - at)
+      throw std::runtime_error("the tests need more than their " + std::to_string(bytes_) + " bytes of a GPU");
     used_[at] = bytes;
     return base_ + at;
   }
@@ -48,13 +49,13 @@ class Arena {
 
  private:
   static constexpr size_t kUnit = 256;
-  static constexpr size_t kMostBytes = size_t{2} << 30;
+  static constexpr size_t kMostBytes = size_t{4} << 30;
 
   explicit Arena(int gpu) {
     check(cudaSetDevice(gpu), "cudaSetDevice");
     size_t left = 0, total = 0;
     check(cudaMemGetInfo(&left, &total), "cudaMemGetInfo");
-    bytes_ = std::min(kMostBytes, left / 4 / kUnit * kUnit);
+    bytes_ = std::min(kMostBytes, left / 2 / kUnit * kUnit);
     void* memory = nullptr;
     check(cudaMalloc(&memory, bytes_), "cudaMalloc");
     base_ = static_cast<std::byte*>(memory);
