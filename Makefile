@@ -30,9 +30,8 @@ test: build ## every test but the long ones
 test-long: build ## the long ones
 	$(CTEST) -L '^long$$'
 
-test-gpu: build ## the tests of the CUDA backend; needs a GPU
-	@nvidia-smi -L >/dev/null 2>&1 || { echo "make test-gpu: nvidia-smi lists no GPU on this machine" >&2; exit 1; }
-	$(CTEST) -R '[Cc]uda|^gpu'
+test-gpu: ## the tests of the CUDA backend, built here or brought here in BUILD; needs a GPU
+	@scripts/test_gpu.sh --build $(BUILD)
 
 bench: build ## the layer shape of DeepSeek-V3 over four ranks; rows in build/bench.json
 	$(BUILD)/bin/moe_perf -p 4 -b 1 -e 1024 -f 4 -n 50 --json $(BUILD)/bench.json

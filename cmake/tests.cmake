@@ -13,11 +13,13 @@ endif()
 math(EXPR seconds_short "120 * ${seconds_factor}")
 math(EXPR seconds_long "600 * ${seconds_factor}")
 
-# One ctest entry per test case: each gets a process and a time limit of its own.
+# One ctest entry per test case: each gets a process and a time limit of its own. Not those on GPUs, where a process
+# takes long to begin: they have `cuda` in their names.
 function(moe_discover target label)
-  gtest_discover_tests(${target} TEST_PREFIX ${label}. TEST_LIST ${target}_short TEST_FILTER "-*_long:*_long/*"
+  gtest_discover_tests(${target} TEST_PREFIX ${label}. TEST_LIST ${target}_short
+    TEST_FILTER "-*_long:*_long/*:*cuda_*"
     DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS ${label} TIMEOUT ${seconds_short})
-  gtest_discover_tests(${target} TEST_PREFIX ${label}. TEST_LIST ${target}_long TEST_FILTER "*_long:*_long/*"
+  gtest_discover_tests(${target} TEST_PREFIX ${label}. TEST_LIST ${target}_long TEST_FILTER "*_long:*_long/*-*cuda_*"
     DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 PROPERTIES LABELS long TIMEOUT ${seconds_long})
 endfunction()
 
@@ -62,11 +64,22 @@ endif()
 
 # Conformance tests see what a user sees.
 file(GLOB_RECURSE conformance_sources CONFIGURE_DEPENDS ${tests}/conformance/*.cc)
+if(NOT MOE_CUDA_ENABLED)
+  list(FILTER conformance_sources EXCLUDE REGEX "/tests/conformance/cuda_")
+endif()
 if(conformance_sources)
   add_executable(moe_conformance ${conformance_sources})
   target_include_directories(moe_conformance PRIVATE ${tests})
-  target_link_libraries(moe_conformance PRIVATE moecl GTest::gtest GTest::gtest_main)
+  target_link_libraries(moe_conformance PRIVATE moecl GTest::gtest)
   moe_discover(moe_conformance conformance)
+endif()
+if(MOE_CUDA_ENABLED AND conformance_sources)
+  target_compile_definitions(moe_conformance PRIVATE MOE_TEST_CUDA=1)
+  target_link_libraries(moe_conformance PRIVATE CUDA::cudart_static)
+  set(test_gpu ${PROJECT_SOURCE_DIR}/scripts/test_gpu.sh)
+  moe_add_test(conformance gpu ${test_gpu} --conformance ${PROJECT_BINARY_DIR})
+  moe_add_test(conformance_long gpu ${test_gpu} --conformance --long ${PROJECT_BINARY_DIR})
+  set_tests_properties(gpu.conformance gpu.conformance_long PROPERTIES TIMEOUT 1800 RUN_SERIAL ON)
 endif()
 
 # The header is C99 and the library usable from C: every file is a program. Warnings are errors, MOE_WERROR or not.
@@ -90,6 +103,35 @@ if(MOE_CUDA_ENABLED)
     moe_add_test(hash_${layout}_odd gpu gpu_hash_check --layout ${layout} --calls 20 --tokens 300 --hidden 121
       --experts 257 --topk 9)
     moe_add_test(hash_${layout}_long gpu gpu_hash_check --layout ${layout} --calls 5000 --tokens 600 --stall 300)
+  endforeach()
+endif()
+
+# Libraries with a deliberate fault each in their kernels: mutants/<NAME>/libmoecl.so of `make gpu_mutants`, for
+# scripts/gpu_mutants.sh. The host's part is as it was.
+if(MOE_CUDA_ENABLED AND cuda_sources)
+  file(STRINGS ${tests}/gpu/mutants.txt mutant_lines REGEX "^[A-Z]")
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${tests}/gpu/mutants.txt)
+  set(mutants "")
+  foreach(line IN LISTS mutant_lines)
+    string(REGEX MATCH "^[A-Z_]+" mutant "${line}")
+    list(APPEND mutants ${mutant})
+  endforeach()
+  list(REMOVE_DUPLICATES mutants)
+  add_custom_target(gpu_mutants)
+  foreach(mutant IN LISTS mutants)
+    add_library(mutant_${mutant}_kernels OBJECT EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/src/device/kernels.cu)
+    set_target_properties(mutant_${mutant}_kernels PROPERTIES POSITION_INDEPENDENT_CODE ON
+      CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden)
+    target_include_directories(mutant_${mutant}_kernels PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
+    target_compile_definitions(mutant_${mutant}_kernels PRIVATE MOE_HAVE_CUDA=1 MOE_MUTANT_${mutant})
+    add_library(mutant_${mutant} SHARED EXCLUDE_FROM_ALL $<TARGET_OBJECTS:mutant_${mutant}_kernels>
+      $<FILTER:$<TARGET_OBJECTS:moecl_objects>,EXCLUDE,/kernels\\.cu>)
+    set_target_properties(mutant_${mutant} PROPERTIES OUTPUT_NAME moecl SOVERSION ${PROJECT_VERSION_MAJOR}
+      LINKER_LANGUAGE CXX LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/mutants/${mutant})
+    target_link_libraries(mutant_${mutant} PRIVATE ${library_dependencies})
+    target_link_options(mutant_${mutant} PRIVATE -Wl,--version-script=${PROJECT_SOURCE_DIR}/src/moecl.map
+      -Wl,-z,nodelete)
+    add_dependencies(gpu_mutants mutant_${mutant})
   endforeach()
 endif()
 

@@ -15,6 +15,9 @@ template <class X>
 MOE_PROTOCOL bool waitConsumed(X& x, const CommonArgs& common, uint64_t epoch, ConsumedWord word) {
   const Shape& shape = common.layout.shape;
   auto buffers = static_cast<uint64_t>(shape.buffers);
+#ifdef MOE_MUTANT_UNREAD_OVERWRITE
+  buffers = epoch;
+#endif
   bool ok = true;
   for (int peer = x.thread(); ok && epoch > buffers && peer < shape.nranks; peer += x.threads()) {
     ok = x.wait(word(common.layout, common.window(), peer), epoch - buffers, Awaited::kConsumed, peer);

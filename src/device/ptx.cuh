@@ -30,7 +30,11 @@ __device__ __forceinline__ uint32_t loadRelaxedGpu(const uint32_t* word) {
   return value;
 }
 __device__ __forceinline__ void storeReleaseSys(uint64_t* word, uint64_t value) {
+#ifdef MOE_MUTANT_RELAXED_SIGNAL
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+#else
   asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
+#endif
 }
 __device__ __forceinline__ void storeReleaseGpu(uint64_t* word, uint64_t value) {
   asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
@@ -38,7 +42,11 @@ __device__ __forceinline__ void storeReleaseGpu(uint64_t* word, uint64_t value) 
 __device__ __forceinline__ void storeRelaxedSys(uint64_t* word, uint64_t value) {
   asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(word), "l"(value) : "memory");
 }
-__device__ __forceinline__ void fenceSys() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+__device__ __forceinline__ void fenceSys() {
+#ifndef MOE_MUTANT_RELAXED_SIGNAL
+  asm volatile("fence.acq_rel.sys;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ uint32_t addAcqRelGpu(uint32_t* word, uint32_t amount) {
   uint32_t before;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(amount) : "memory");
@@ -110,7 +118,11 @@ __device__ __forceinline__ void bulkWaitRead() {
 // Until at most N of this thread's store groups are incomplete.
 template <int N>
 __device__ __forceinline__ void bulkWait() {
+#ifdef MOE_MUTANT_UNFINISHED_STORES
+  bulkWaitRead<N>();
+#elif !defined(MOE_MUTANT_EARLY_SIGNAL)
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(N) : "memory");
+#endif
 }
 #endif
 

@@ -190,7 +190,7 @@ TEST(Arguments, NullsAreRefused) {
 TEST(Arguments, NullsAreRefusedOnALiveCommunicator) {
   LocalComms comms(1, smallConfig());
   ASSERT_TRUE(comms.ok()) << comms.error();
-  Handle handle(comms[0], hostBackend().memory());
+  Handle handle(comms[0], *hostBackend().device(0));
   ASSERT_NE(handle.get(), nullptr);
   moeDispatchArgs_t dispatch = MOE_DISPATCH_ARGS_INIT;
   moeReceive_t receive = MOE_RECEIVE_INIT;

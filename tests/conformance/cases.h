@@ -21,7 +21,9 @@ struct Case {
   std::string name;
   Cost cost;
   bool processes;  // also with a process per rank
+  int nranks;
   std::function<Scenario()> make;
+  bool onlyGpus = false;  // the host runs others that are like it
 };
 
 using Cases = std::vector<Case>;
@@ -37,7 +39,7 @@ const Cases& allCases();
 const Case* findCase(const std::string& name);
 
 inline void add(Cases& cases, const Plan& plan, Cost cost = Cost::kSmall, bool processes = false) {
-  cases.push_back({plan.name, cost, processes, [plan] { return toScenario(plan); }});
+  cases.push_back({plan.name, cost, processes, plan.nranks, [plan] { return toScenario(plan); }});
 }
 
 }  // namespace moetest

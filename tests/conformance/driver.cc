@@ -2,6 +2,7 @@
 #include "conformance/driver.h"
 
 #include <cstring>
+#include <thread>
 #include <utility>
 
 namespace moetest {
@@ -14,10 +15,10 @@ size_t size(int64_t value) { return static_cast<size_t>(value); }
 
 }  // namespace
 
-Handle::Handle(moeComm_t comm, DeviceMemory& memory) {
+Handle::Handle(moeComm_t comm, Device& device) {
   size_t bytes = 0;
   if (moeHandleBytes(comm, &bytes) != moeSuccess) return;
-  buffer_ = Buffer(memory, bytes);
+  buffer_ = Buffer(device, bytes);
   if (moeHandleInit(comm, buffer_.data(), bytes, &handle_) != moeSuccess) handle_ = nullptr;
 }
 
@@ -26,15 +27,14 @@ Driver::Driver(const Scenario& scenario, Expectations& expectations, int rank, c
       expectations_(expectations),
       shape_(expectations.shape()),
       rank_(rank),
-      backend_(backend),
-      memory_(backend.memory()),
+      device_(backend.device(rank)),
       report_(report),
       config_(scenario.config) {
-  config_.backend = backend.value;
+  backend.configure(&config_, rank, scenario.nranks);
 }
 
 std::string Driver::where(const Step& step) const {
-  static constexpr const char* kNames[] = {"dispatch", "send half", "wait", "combine"};
+  static constexpr const char* kNames[] = {"dispatch", "send half", "wait", "combine", "look"};
   std::ostringstream text;
   text << scenario_.name << ": rank " << rank_ << ", call " << step.call << ", " << kNames[step.kind] << ": ";
   return text.str();
@@ -55,7 +55,7 @@ bool Driver::begin() {
   }
   exchanges_.resize(size(scenario_.handles));
   for (int i = 0; i < scenario_.handles; ++i) {
-    handles_.emplace_back(comm_, memory_);
+    handles_.emplace_back(comm_, *device_);
     if (handles_.back().get() == nullptr) {
       report_.add(scenario_.name, ": rank ", rank_, ": no handle: ", moeGetLastError());
       return false;
@@ -90,13 +90,13 @@ void Driver::prepareInputs(Exchange& x, const Step& step) {
   auto entries = sent.ids.size();
   size_t idBytes = call.idType == moeInt32 ? 4 : 8;
   if (!x.expected->call().reuseRouting) {
-    x.ids = Buffer(memory_, entries * idBytes, idBytes * size(call.misalign));
+    x.ids = Buffer(*device_, entries * idBytes, idBytes * size(call.misalign));
     Bytes packed(entries * idBytes);
     for (size_t i = 0; i < entries; ++i) std::memcpy(&packed[i * idBytes], &sent.ids[i], idBytes);
     x.ids.write(0, packed.data(), packed.size());
     x.args.ids = x.ids.data();
     if (!sent.weights.empty()) {
-      x.weights = Buffer(memory_, entries * 4, 4 * size(call.misalign));
+      x.weights = Buffer(*device_, entries * 4, 4 * size(call.misalign));
       x.weights.write(0, sent.weights.data(), entries * 4);
       x.args.weights = reinterpret_cast<const float*>(x.weights.data());
     }
@@ -106,7 +106,7 @@ void Driver::prepareInputs(Exchange& x, const Step& step) {
   for (int payload = 0; payload < shape_.payloads(); ++payload) {
     int64_t rowBytes = shape_.payloadBytes(payload);
     int64_t stride = rowBytes + call.inputGap * payloadUnit(payload);
-    Buffer buffer(memory_, size(sent.numTokens * stride), size(call.misalign * payloadUnit(payload)));
+    Buffer buffer(*device_, size(sent.numTokens * stride), size(call.misalign * payloadUnit(payload)));
     Bytes image(size(sent.numTokens * stride), std::byte{kPoison});
     for (int64_t token = 0; token < sent.numTokens; ++token) {
       std::memcpy(image.data() + token * stride, sent.rows[size(payload)].data() + token * rowBytes, size(rowBytes));
@@ -141,7 +141,7 @@ bool Driver::prepareOutputs(Exchange& x, const Step& step) {
     for (int payload = 0; payload < shape_.payloads(); ++payload) {
       int64_t rowBytes = shape_.payloadBytes(payload);
       int64_t stride = rowBytes + call.outputGap * payloadUnit(payload);
-      x.outputs.emplace_back(memory_, size(rows * stride), size(call.misalign * payloadUnit(payload)));
+      x.outputs.emplace_back(*device_, size(rows * stride), size(call.misalign * payloadUnit(payload)));
       int32_t role = payload == 0 ? moeRoleTokens : payload == 1 ? moeRoleScales : moeRoleOpaque;
       x.outputRows[size(payload)] = {x.outputs.back().data(), rowBytes, call.outputGap ? stride : 0, role, 0};
     }
@@ -151,7 +151,7 @@ bool Driver::prepareOutputs(Exchange& x, const Step& step) {
   bool byRank = config_.layout == moeLayoutRank;
   size_t width = byRank ? size(config_.maxTopk) : 1;
   auto make = [&](Buffer& buffer, size_t count, size_t bytes) {
-    buffer = Buffer(memory_, count * bytes, bytes * size(call.misalign));
+    buffer = Buffer(*device_, count * bytes, bytes * size(call.misalign));
     return buffer.data();
   };
   x.receive.weights = reinterpret_cast<float*>(make(x.gotWeights, size(rows) * width, 4));
@@ -175,7 +175,7 @@ void Driver::writeViews(Exchange& x, const Bytes& rows) {
   auto* base = static_cast<std::byte*>(x.views[0].data);
   for (size_t row = 0; row < want.slots.size(); ++row) {
     if (want.slots[row].source < 0) continue;
-    memory_.copyIn(base + row * size(x.views[0].strideBytes), rows.data() + row * size(rowBytes), size(rowBytes));
+    device_->copyIn(base + row * size(x.views[0].strideBytes), rows.data() + row * size(rowBytes), size(rowBytes));
   }
 }
 
@@ -190,7 +190,7 @@ bool Driver::prepareCombine(Exchange& x, const Step& step) {
   } else {
     int64_t stride = rowBytes + call.inputGap * unit;
     auto count = static_cast<int64_t>(rows.size()) / rowBytes;
-    x.expertRows = Buffer(memory_, size(count * stride), size(call.misalign * unit));
+    x.expertRows = Buffer(*device_, size(count * stride), size(call.misalign * unit));
     Bytes image(size(count * stride), std::byte{0xff});
     for (int64_t row = 0; row < count; ++row) {
       std::memcpy(image.data() + row * stride, rows.data() + row * rowBytes, size(rowBytes));
@@ -200,7 +200,7 @@ bool Driver::prepareCombine(Exchange& x, const Step& step) {
     x.combine.rowStride = call.inputGap ? stride : 0;
   }
   int64_t stride = rowBytes + call.outputGap * unit;
-  x.combined = Buffer(memory_, size(call.sent.numTokens * stride), size(call.misalign * unit));
+  x.combined = Buffer(*device_, size(call.sent.numTokens * stride), size(call.misalign * unit));
   x.combine.output = call.sent.numTokens == 0 && call.nullPointers ? nullptr : x.combined.data();
   x.combine.outputStride = call.outputGap ? stride : 0;
   bool weighted = x.expected->call().applyWeights && config_.layout != moeLayoutRank;
@@ -209,6 +209,7 @@ bool Driver::prepareCombine(Exchange& x, const Step& step) {
 }
 
 bool Driver::prepare(const Step& step) {
+  if (scenario_.pause) std::this_thread::sleep_for(scenario_.pause(rank_, step));
   Exchange& x = exchanges_[size(step.handle)];
   switch (step.kind) {
     case Step::kDispatch:
@@ -218,6 +219,7 @@ bool Driver::prepare(const Step& step) {
       return true;
     case Step::kSend: prepareInputs(x, step); return true;
     case Step::kWait: return prepareOutputs(x, step);
+    case Step::kLook: return true;
     default: return prepareCombine(x, step);
   }
 }
@@ -226,16 +228,20 @@ moeResult_t Driver::issue(const Step& step) {
   Exchange& x = exchanges_[size(step.handle)];
   moeHandle_t handle = handles_[size(step.handle)].get();
   switch (step.kind) {
-    case Step::kWait: return moeWait(comm_, handle, &x.receive, nullptr);
-    case Step::kCombine: return moeCombine(comm_, &x.combine, handle, nullptr);
-    default: return moeDispatch(comm_, &x.args, handle, nullptr);
+    case Step::kLook: return moeSuccess;
+    case Step::kWait: return moeWait(comm_, handle, &x.receive, device_->stream());
+    case Step::kCombine: return moeCombine(comm_, &x.combine, handle, device_->stream());
+    default: return moeDispatch(comm_, &x.args, handle, device_->stream());
   }
 }
 
 bool Driver::check(const Step& step) {
   Exchange& x = exchanges_[size(step.handle)];
+  if (failed(step, "the operation", outcomeOf(moeSuccess, comm_, *device_))) return false;
   if (step.kind == Step::kCombine) {
     checkCombined(x, step);
+  } else if (step.kind == Step::kLook) {
+    for (int payload = 0; payload < shape_.payloads(); ++payload) checkRows(x, step, payload);
   } else if (step.kind != Step::kSend) {
     // The operation is over: what it read belongs to the caller again, and nobody may read it any more.
     for (Buffer& input : x.inputs) input.poison();

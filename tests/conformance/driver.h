@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "conformance/device_memory.h"
+#include "conformance/device.h"
 #include "conformance/scenario.h"
 
 namespace moetest {
@@ -45,7 +45,7 @@ class Report {
 class Handle {
  public:
   Handle() = default;
-  Handle(moeComm_t comm, DeviceMemory& memory);
+  Handle(moeComm_t comm, Device& device);
   Handle(Handle&& other) noexcept : buffer_(std::move(other.buffer_)), handle_(other.handle_) {
     other.handle_ = nullptr;
   }
@@ -118,8 +118,7 @@ class Driver {
   Expectations& expectations_;
   const reference::Shape& shape_;
   int rank_;
-  const Backend& backend_;
-  DeviceMemory& memory_;
+  std::shared_ptr<Device> device_;
   Report& report_;
   moeConfig_t config_;
   moeComm_t comm_ = nullptr;

@@ -42,7 +42,7 @@ void Driver::checkRows(Exchange& x, const Step& step, int payload) {
       return;
     }
     got.resize(want.slots.empty() ? 0 : (want.slots.size() - 1) * stride + rowBytes);
-    memory_.copyOut(got.data(), view.data, got.size());
+    device_->copyOut(got.data(), view.data, got.size());
   } else {
     const Buffer& buffer = x.outputs[size(payload)];
     got = buffer.read();

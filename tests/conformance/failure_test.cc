@@ -4,17 +4,36 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <sstream>
 
+#include "conformance/on_backend.h"
 #include "conformance/rank_process.h"
 #include "conformance/simple_call.h"
 
 namespace moetest {
 namespace {
 
-constexpr int kVictim = 2;
 constexpr int kVictimRound = 5;
+
+// Which of so many ranks dies, stops or leaves.
+int victimOf(int nranks) { return std::min(2, nranks - 1); }
+
+// Where the ranks run, and how many: processes cannot share a GPU.
+struct Place {
+  const Backend* backend;
+  int nranks;
+
+  int victim() const { return victimOf(nranks); }
+  std::vector<int> survivors() const {
+    std::vector<int> all;
+    for (int rank = 0; rank < nranks; ++rank) {
+      if (rank != victim()) all.push_back(rank);
+    }
+    return all;
+  }
+};
 
 std::string oneLine(std::string text) {
   for (char& c : text) c = c == '\n' ? ' ' : c;
@@ -57,12 +76,15 @@ std::string runRounds(SimpleCall& call, int rounds) {
   return "";
 }
 
-// loop TIMEOUT ROUNDS ACTION: rounds of dispatch and combine, in the middle of which the victim acts. Ends with "done",
-// or with "failed ..." and "destroyed". Then, told "again RANK NRANKS", meets once more and runs a few rounds.
+// loop BACKEND TIMEOUT ROUNDS ACTION: rounds of dispatch and combine, in the middle of which the victim acts. Ends with
+// "done", or with "failed ..." and "destroyed". Then, told "again RANK NRANKS", meets once more and runs a few rounds.
 int loop(RankContext& context) {
   moeConfig_t config = simpleConfig(64, 256, 8, 3);
-  config.timeoutMs = std::atoi(context.arguments.at(0).c_str());
-  int rounds = std::atoi(context.arguments.at(1).c_str());
+  const Backend& backend = *findBackend(context.arguments.at(0));
+  config.timeoutMs = std::atoi(context.arguments.at(1).c_str());
+  int rounds = std::atoi(context.arguments.at(2).c_str());
+  const int place = context.rank;  // on its GPU it stays
+  backend.configure(&config, place, context.nranks);
   moeUniqueId_t id = context.meet();
   moeComm_t comm = nullptr;
   if (moeCommInit(&comm, context.nranks, &id, context.rank, &config) != moeSuccess) {
@@ -70,11 +92,12 @@ int loop(RankContext& context) {
     return 1;
   }
   bool failed = false;
+  const std::string& action = context.arguments.at(3);
   {
-    SimpleCall call(comm, config, context.rank, context.nranks);
+    SimpleCall call(comm, config, context.rank, context.nranks, backend);
     for (int round = 0; round < rounds && !failed; ++round) {
       if (round == kVictimRound) context.parent.tell("running");
-      if (context.rank == kVictim && round == kVictimRound) act(context.arguments.at(2), context, comm);
+      if (context.rank == victimOf(context.nranks) && round == kVictimRound) act(action, context, comm);
       call.reset(round);
       moeResult_t result = call.runDispatch();
       const char* what = "dispatch";
@@ -106,7 +129,7 @@ int loop(RankContext& context) {
     return 1;
   }
   {
-    SimpleCall call(comm, config, context.rank, context.nranks);
+    SimpleCall call(comm, config, context.rank, context.nranks, backend, place);
     std::string wrong = runRounds(call, 10);
     context.parent.tell(wrong.empty() ? "fine" : wrong);
   }
@@ -140,49 +163,70 @@ Failed hearFailure(RankGroup& ranks, int rank, milliseconds patience) {
 
 bool names(const std::string& text, int rank) { return text.find("rank " + std::to_string(rank)) != std::string::npos; }
 
-void killOneOfFour(milliseconds later) {
-  RankGroup ranks("loop", 4, {"20000", "1000000", "none"});
+RankGroup loopIn(const Place& place, const std::string& timeout, const char* rounds, const std::string& action) {
+  return RankGroup("loop", place.nranks, {place.backend->name(), timeout, rounds, action});
+}
+
+std::vector<Place> gpuPlaces() {
+  if (cudaBackends().empty()) return {};
+  return {{cudaBackends().back(), 2}};
+}
+
+void PrintTo(const Place& place, std::ostream* out) { *out << place.nranks << " ranks on " << place.backend->name(); }
+
+std::string placeName(const testing::TestParamInfo<Place>& info) { return info.param.backend->name(); }
+
+class ProcessRanksFailure : public OnBackend<Place> {};
+
+INSTANTIATE_TEST_SUITE_P(ProcessRanks, ProcessRanksFailure, testing::Values(Place{&hostBackend(), 4}), placeName);
+INSTANTIATE_TEST_SUITE_P(GpuProcesses, ProcessRanksFailure, testing::ValuesIn(gpuPlaces()), placeName);
+
+void killOne(const Place& place, milliseconds later) {
+  RankGroup ranks = loopIn(place, "20000", "1000000", "none");
   ASSERT_TRUE(ranks.introduce());
-  for (int rank = 0; rank < 4; ++rank) ASSERT_EQ(ranks.hear(rank), "running");
+  for (int rank = 0; rank < place.nranks; ++rank) ASSERT_EQ(ranks.hear(rank), "running");
   // A moment in the middle of whatever the ranks do then.
   EXPECT_EQ(ranks.hear(0, later), "");
   Clock::time_point killed = Clock::now();
-  ranks[kVictim].signal(SIGKILL);
-  for (int rank : {0, 1, 3}) {
+  ranks[place.victim()].signal(SIGKILL);
+  for (int rank : place.survivors()) {
     Failed failed = hearFailure(ranks, rank, milliseconds(10000));
     EXPECT_EQ(failed.code, moeRankLost) << failed.text;
-    EXPECT_TRUE(names(failed.text, kVictim)) << failed.text;
+    EXPECT_TRUE(names(failed.text, place.victim())) << failed.text;
     EXPECT_EQ(failed.state, moeRankLost);
-    EXPECT_EQ(failed.lost.substr(2, 1), "1") << failed.lost;
+    EXPECT_EQ(failed.lost.substr(static_cast<size_t>(place.victim()), 1), "1") << failed.lost;
     EXPECT_LT(since(killed), milliseconds(1000)) << "rank " << rank;
   }
-  for (int rank : {0, 1, 3}) EXPECT_EQ(ranks.hear(rank), "destroyed");
+  for (int rank : place.survivors()) EXPECT_EQ(ranks.hear(rank), "destroyed");
   int next = 0;
-  for (int rank : {0, 1, 3}) ranks[rank].lines().tell("again " + std::to_string(next++) + " 3");
-  ASSERT_TRUE(ranks.introduce({1, 3}));
-  for (int rank : {0, 1, 3}) {
+  for (int rank : place.survivors())
+    ranks[rank].lines().tell("again " + std::to_string(next++) + " " + std::to_string(place.nranks - 1));
+  std::vector<int> guests = place.survivors();
+  guests.erase(guests.begin());
+  ASSERT_TRUE(ranks.introduce(guests));
+  for (int rank : place.survivors()) {
     EXPECT_EQ(ranks.hear(rank), "fine");
     EXPECT_EQ(ranks[rank].exitCode(milliseconds(5000)), 0);
   }
 }
 
-TEST(ProcessRanksFailure, KilledRankIsNamedAndSurvivorsGoOn) {
-  for (int run = 0; run < 3; ++run) killOneOfFour(milliseconds(1 + 7 * run));
+TEST_P(ProcessRanksFailure, KilledRankIsNamedAndSurvivorsGoOn) {
+  for (int run = 0; run < 3; ++run) killOne(GetParam(), milliseconds(1 + 7 * run));
 }
 
-TEST(ProcessRanksFailure, KilledAtManyMoments_long) {
-  for (int run = 0; run < 20; ++run) killOneOfFour(milliseconds(1 + 13 * run % 40));
+TEST_P(ProcessRanksFailure, KilledAtManyMoments_long) {
+  for (int run = 0; run < 20; ++run) killOne(GetParam(), milliseconds(1 + 13 * run % 40));
 }
 
-void expectVictimLeft(const std::string& action) {
-  RankGroup ranks("loop", 4, {"20000", "1000000", action});
+void expectVictimLeft(const Place& place, const std::string& action) {
+  RankGroup ranks = loopIn(place, "20000", "1000000", action);
   ASSERT_TRUE(ranks.introduce());
-  EXPECT_EQ(ranks[kVictim].exitCode(milliseconds(10000)), 7) << action;
+  EXPECT_EQ(ranks[place.victim()].exitCode(milliseconds(10000)), 7) << action;
   Clock::time_point left = Clock::now();
-  for (int rank : {0, 1, 3}) {
+  for (int rank : place.survivors()) {
     Failed failed = hearFailure(ranks, rank, milliseconds(10000));
     EXPECT_EQ(failed.code, moeRankLost) << failed.text;
-    EXPECT_TRUE(names(failed.text, kVictim)) << failed.text;
+    EXPECT_TRUE(names(failed.text, place.victim())) << failed.text;
     EXPECT_LT(since(left), milliseconds(1000));
     EXPECT_EQ(ranks.hear(rank), "destroyed");
     ranks[rank].lines().tell("stop");
@@ -190,85 +234,88 @@ void expectVictimLeft(const std::string& action) {
   }
 }
 
-TEST(ProcessRanksFailure, ExitWithoutDestroyIsSeen) { expectVictimLeft("exit"); }
+TEST_P(ProcessRanksFailure, ExitWithoutDestroyIsSeen) { expectVictimLeft(GetParam(), "exit"); }
 
-TEST(ProcessRanksFailure, EndWithoutExitHandlersIsSeen) { expectVictimLeft("leave"); }
+TEST_P(ProcessRanksFailure, EndWithoutExitHandlersIsSeen) { expectVictimLeft(GetParam(), "leave"); }
 
-TEST(ProcessRanksFailure, AbortIsToldToThePeers) {
-  RankGroup ranks("loop", 4, {"20000", "1000000", "abort"});
+TEST_P(ProcessRanksFailure, AbortIsToldToThePeers) {
+  const Place& place = GetParam();
+  RankGroup ranks = loopIn(place, "20000", "1000000", "abort");
   ASSERT_TRUE(ranks.introduce());
-  Failed own = hearFailure(ranks, kVictim, milliseconds(10000));
+  Failed own = hearFailure(ranks, place.victim(), milliseconds(10000));
   EXPECT_EQ(own.code, moeAborted) << own.text;
   EXPECT_EQ(own.state, moeAborted);
-  for (int rank : {0, 1, 3}) {
+  for (int rank : place.survivors()) {
     Failed failed = hearFailure(ranks, rank, milliseconds(2000));
     EXPECT_EQ(failed.code, moeRankLost) << failed.text;
-    EXPECT_TRUE(names(failed.text, kVictim)) << failed.text;
-    EXPECT_EQ(failed.lost.substr(2, 1), "1") << failed.lost;
+    EXPECT_TRUE(names(failed.text, place.victim())) << failed.text;
+    EXPECT_EQ(failed.lost.substr(static_cast<size_t>(place.victim()), 1), "1") << failed.lost;
   }
 }
 
 // Stopped or asleep for less than the timeout: late, and exact.
-void expectPatience(const std::string& action) {
-  RankGroup ranks("loop", 4, {"20000", "40", action});
+void expectPatience(const Place& place, const std::string& action) {
+  RankGroup ranks = loopIn(place, "20000", "40", action);
   ASSERT_TRUE(ranks.introduce());
-  for (int rank = 0; rank < 4; ++rank) ASSERT_EQ(ranks.hear(rank), "running");
-  ASSERT_EQ(ranks.hear(kVictim), "stopping");
-  for (int rank : {0, 1, 3})
+  for (int rank = 0; rank < place.nranks; ++rank) ASSERT_EQ(ranks.hear(rank), "running");
+  ASSERT_EQ(ranks.hear(place.victim()), "stopping");
+  for (int rank : place.survivors())
     EXPECT_EQ(ranks.hear(rank, milliseconds(250)), "") << "nobody can go on without the victim";
-  ranks[kVictim].signal(SIGCONT);
-  ranks[kVictim].lines().tell("go on");
-  for (int rank = 0; rank < 4; ++rank) {
+  ranks[place.victim()].signal(SIGCONT);
+  ranks[place.victim()].lines().tell("go on");
+  for (int rank = 0; rank < place.nranks; ++rank) {
     EXPECT_EQ(ranks.hear(rank), "done");
     EXPECT_EQ(ranks[rank].exitCode(milliseconds(5000)), 0);
   }
 }
 
-TEST(ProcessRanksFailure, StoppedForLessThanTheTimeoutIsExact) { expectPatience("stop"); }
+TEST_P(ProcessRanksFailure, StoppedForLessThanTheTimeoutIsExact) { expectPatience(GetParam(), "stop"); }
 
-TEST(ProcessRanksFailure, SleepingForLessThanTheTimeoutIsExact) { expectPatience("sleep"); }
+TEST_P(ProcessRanksFailure, SleepingForLessThanTheTimeoutIsExact) { expectPatience(GetParam(), "sleep"); }
 
 // Longer than the timeout: every other rank says whom it waited for.
-void expectTimeout(const std::string& action) {
-  RankGroup ranks("loop", 4, {"300", "1000000", action});
+void expectTimeout(const Place& place, const std::string& action) {
+  // Ranks begin apart: it takes one GPU longer than another to be ready.
+  milliseconds timeout(place.backend->asynchronous() ? 2000 : 300);
+  RankGroup ranks = loopIn(place, std::to_string(timeout.count()), "1000000", action);
   ASSERT_TRUE(ranks.introduce());
-  for (int rank = 0; rank < 4; ++rank) ASSERT_EQ(ranks.hear(rank), "running");
-  ASSERT_EQ(ranks.hear(kVictim), "stopping");
+  for (int rank = 0; rank < place.nranks; ++rank) ASSERT_EQ(ranks.hear(rank), "running");
+  ASSERT_EQ(ranks.hear(place.victim()), "stopping");
   Clock::time_point stopped = Clock::now();
-  for (int rank : {0, 1, 3}) {
+  for (int rank : place.survivors()) {
     Failed failed = hearFailure(ranks, rank, milliseconds(10000));
     EXPECT_EQ(failed.code, moeTimeout) << failed.text;
-    EXPECT_TRUE(names(failed.text, kVictim)) << failed.text;
+    EXPECT_TRUE(names(failed.text, place.victim())) << failed.text;
     EXPECT_EQ(failed.state, failed.code);
-    EXPECT_LT(since(stopped), milliseconds(2000));
+    EXPECT_LT(since(stopped), timeout + milliseconds(1700));
   }
-  EXPECT_GE(since(stopped), milliseconds(250));
-  for (int rank : {0, 1, 3}) EXPECT_EQ(ranks.hear(rank), "destroyed");
-  ranks[kVictim].signal(SIGCONT);
-  ranks[kVictim].lines().tell("go on");
-  Failed late = hearFailure(ranks, kVictim, milliseconds(5000));
+  EXPECT_GE(since(stopped), timeout - milliseconds(50));
+  for (int rank : place.survivors()) EXPECT_EQ(ranks.hear(rank), "destroyed");
+  ranks[place.victim()].signal(SIGCONT);
+  ranks[place.victim()].lines().tell("go on");
+  Failed late = hearFailure(ranks, place.victim(), milliseconds(5000));
   EXPECT_TRUE(late.code == moeRankLost || late.code == moeTimeout) << late.text;
 }
 
-TEST(ProcessRanksFailure, StoppedForLongerIsATimeout) { expectTimeout("stop"); }
+TEST_P(ProcessRanksFailure, StoppedForLongerIsATimeout) { expectTimeout(GetParam(), "stop"); }
 
-TEST(ProcessRanksFailure, SleepingForLongerIsATimeout) { expectTimeout("sleep"); }
+TEST_P(ProcessRanksFailure, SleepingForLongerIsATimeout) { expectTimeout(GetParam(), "sleep"); }
 
 // Two rounds and out, in fresh processes, again and again: nothing is in flight when they end.
-void expectCleanEnds(int runs) {
+void expectCleanEnds(const Place& place, int runs) {
   for (int run = 0; run < runs; ++run) {
-    RankGroup ranks("loop", 4, {"20000", "2", "none"});
+    RankGroup ranks = loopIn(place, "20000", "2", "none");
     ASSERT_TRUE(ranks.introduce());
-    for (int rank = 0; rank < 4; ++rank) {
+    for (int rank = 0; rank < place.nranks; ++rank) {
       ASSERT_EQ(ranks.hear(rank), "done") << "run " << run;
       ASSERT_EQ(ranks[rank].exitCode(milliseconds(5000)), 0) << "run " << run;
     }
   }
 }
 
-TEST(ProcessRanksFailure, FreshProcessesEndCleanly) { expectCleanEnds(10); }
+TEST_P(ProcessRanksFailure, FreshProcessesEndCleanly) { expectCleanEnds(GetParam(), 10); }
 
-TEST(ProcessRanksFailure, FreshProcessesEndCleanly_long) { expectCleanEnds(50); }
+TEST_P(ProcessRanksFailure, FreshProcessesEndCleanly_long) { expectCleanEnds(GetParam(), 50); }
 
 }  // namespace
 }  // namespace moetest

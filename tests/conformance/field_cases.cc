@@ -117,6 +117,38 @@ void addRepetition(Cases& cases) {
   add(cases, sole, Cost::kLong);
 }
 
+// One rank runs ahead and the other is slow to read: nothing that it has not read may be overwritten. No combine makes
+// the fast one wait.
+void addSlowReader(Cases& cases) {
+  constexpr auto kBehind = std::chrono::milliseconds(20);
+  Plan halves("field_slow_reader_of_halves", 2, 64, 64, 8, 2);
+  halves.handles = 2;
+  halves.steps = {{Step::kSend, 0, 0}, {Step::kSend, 1, 1}};
+  for (int call = 0; call < 6; ++call) {
+    halves.steps.push_back({Step::kWait, call, call % 2});
+    if (call < 4) halves.steps.push_back({Step::kSend, call + 2, call % 2});
+  }
+  halves.pause = [=](int rank, const Step& step) {
+    return rank == 1 && step.kind == Step::kWait ? kBehind : std::chrono::milliseconds(0);
+  };
+  add(cases, halves, Cost::kSmall, true);
+
+  Plan views("field_slow_reader_of_views", 2, 64, 64, 8, 2);
+  views.handles = 2;
+  views.adjust = [](Call& call, int) {
+    for (RankCall& rank : call.ranks) rank.views = true;
+  };
+  views.steps = {{Step::kDispatch, 0, 0}};
+  for (int call = 1; call < 6; ++call) {
+    views.steps.push_back({Step::kDispatch, call, call % 2});
+    views.steps.push_back({Step::kLook, call - 1, (call - 1) % 2});
+  }
+  views.pause = [=](int rank, const Step& step) {
+    return rank == 1 && step.kind == Step::kLook ? kBehind : std::chrono::milliseconds(0);
+  };
+  add(cases, views, Cost::kSmall, true);
+}
+
 // Eight rows that differ by eight powers of two: wrong with a narrow accumulator.
 void addPrecision(Cases& cases) {
   Plan plan("field_sum_of_large_and_small", 8, 2, 16, 8, 8);
@@ -139,6 +171,7 @@ void addFieldCases(Cases& cases) {
   addPadding(cases);
   addUneven(cases);
   addRepetition(cases);
+  addSlowReader(cases);
   addPrecision(cases);
 }
 

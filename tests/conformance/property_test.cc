@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 
+#include "conformance/on_backend.h"
 #include "conformance/world.h"
 
 namespace moetest {
@@ -127,6 +128,15 @@ INSTANTIATE_TEST_SUITE_P(ThreadRanks, Property, testing::Range(1, 11));
 class ManySeeds : public testing::TestWithParam<int> {};
 TEST_P(ManySeeds, RandomCalls_long) { runSeeds(static_cast<uint64_t>(GetParam()) * 100000, 400); }
 INSTANTIATE_TEST_SUITE_P(Property, ManySeeds, testing::Range(1, 9));
+
+class GpuProperty : public OnBackend<const Backend*> {};
+TEST_P(GpuProperty, RandomCalls) {
+  for (uint64_t seed = 1; seed <= 40; ++seed) {
+    ASSERT_EQ(runScenario(randomScenario(seed), Way::kThreads, *GetParam()), "") << "seed " << seed;
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Gpu, GpuProperty, testing::ValuesIn(cudaBackends()), backendName);
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(GpuProperty);
 
 }  // namespace
 }  // namespace moetest

@@ -5,6 +5,7 @@
 #include <climits>
 #include <memory>
 
+#include "conformance/on_backend.h"
 #include "conformance/simple_call.h"
 #include "conformance/world.h"
 
@@ -21,7 +22,32 @@ struct BadCall {
   moeResult_t code = moeInvalidArgument;
 };
 
-void PrintTo(const BadCall& bad, std::ostream* out) { *out << bad.name; }
+struct Setup {
+  BadCall bad;
+  const Backend* backend;
+};
+
+void PrintTo(const Setup& setup, std::ostream* out) { *out << setup.bad.name << " " << setup.backend->name(); }
+
+template <size_t Count>
+std::vector<Setup> onHost(const BadCall (&calls)[Count]) {
+  std::vector<Setup> all;
+  for (const BadCall& bad : calls) all.push_back({bad, &hostBackend()});
+  return all;
+}
+
+template <size_t Count>
+std::vector<Setup> onGpus(const BadCall (&calls)[Count]) {
+  std::vector<Setup> all;
+  for (const Backend* backend : cudaBackends()) {
+    for (const BadCall& bad : calls) all.push_back({bad, backend});
+  }
+  return all;
+}
+
+std::string gpuName(const testing::TestParamInfo<Setup>& info) {
+  return std::string(info.param.bad.name) + "_" + info.param.backend->name();
+}
 
 // What every rank's call returned, and its text.
 struct Outcome {
@@ -31,9 +57,9 @@ struct Outcome {
 
 class Ranks {
  public:
-  explicit Ranks(const moeConfig_t& config) : comms_(kRanks, config) {
+  Ranks(const Backend& backend, const moeConfig_t& config) : comms_(kRanks, config, backend) {
     for (int rank = 0; comms_.ok() && rank < kRanks; ++rank) {
-      calls_.push_back(std::make_unique<SimpleCall>(comms_[rank], config, rank, kRanks));
+      calls_.push_back(std::make_unique<SimpleCall>(comms_[rank], config, rank, kRanks, backend));
     }
   }
   bool ok() const { return comms_.ok(); }
@@ -68,15 +94,16 @@ void expectRefusal(const Outcome& outcome, const BadCall& bad) {
   }
 }
 
-class ThreadRanksDispatch : public testing::TestWithParam<BadCall> {};
+class ThreadRanksDispatch : public OnBackend<Setup> {};
 
 TEST_P(ThreadRanksDispatch, RefusedByOneRank) {
-  Ranks ranks(simpleConfig());
+  const auto& [bad, backend] = GetParam();
+  Ranks ranks(*backend, simpleConfig());
   ASSERT_TRUE(ranks.ok()) << ranks.error();
   ranks.expectHealthy(0);
   for (int round = 1; round < 4; ++round) {
-    GetParam().spoil(ranks[kBad]);
-    expectRefusal(ranks.each([](SimpleCall& call, int) { return call.runDispatch(); }), GetParam());
+    bad.spoil(ranks[kBad]);
+    expectRefusal(ranks.each([](SimpleCall& call, int) { return call.runDispatch(); }), bad);
     ranks.expectHealthy(round);
   }
 }
@@ -121,20 +148,22 @@ const BadCall kBadDispatches[] = {
     {"BadReceivedIdType", [](SimpleCall& c) { c.receive.idType = -1; }, "idType"},
 };
 
-INSTANTIATE_TEST_SUITE_P(Refusal, ThreadRanksDispatch, testing::ValuesIn(kBadDispatches),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Refusal, ThreadRanksDispatch, testing::ValuesIn(onHost(kBadDispatches)),
+                         [](const auto& info) { return std::string(info.param.bad.name); });
+INSTANTIATE_TEST_SUITE_P(GpuRefusal, ThreadRanksDispatch, testing::ValuesIn(onGpus(kBadDispatches)), gpuName);
 
-class ThreadRanksCombine : public testing::TestWithParam<BadCall> {};
+class ThreadRanksCombine : public OnBackend<Setup> {};
 
 TEST_P(ThreadRanksCombine, RefusedByOneRank) {
-  Ranks ranks(simpleConfig());
+  const auto& [bad, backend] = GetParam();
+  Ranks ranks(*backend, simpleConfig());
   ASSERT_TRUE(ranks.ok()) << ranks.error();
   for (int round = 0; round < 3; ++round) {
     for (int rank = 0; rank < kRanks; ++rank) ranks[rank].reset(round);
     Outcome dispatched = ranks.each([](SimpleCall& call, int) { return call.runDispatch(); });
     for (int rank = 0; rank < kRanks; ++rank) ASSERT_EQ(dispatched.code[rank], moeSuccess) << dispatched.text[rank];
-    GetParam().spoil(ranks[kBad]);
-    expectRefusal(ranks.each([](SimpleCall& call, int) { return call.runCombine(); }), GetParam());
+    bad.spoil(ranks[kBad]);
+    expectRefusal(ranks.each([](SimpleCall& call, int) { return call.runCombine(); }), bad);
     // The handle is as it was: the same combine with valid arguments works.
     Outcome again = ranks.each([](SimpleCall& call, int) {
       call.resetCombine();
@@ -159,11 +188,17 @@ const BadCall kBadCombines[] = {
     {"ReservedSet", [](SimpleCall& c) { c.combine.reserved = 7; }, "reserved"},
 };
 
-INSTANTIATE_TEST_SUITE_P(Refusal, ThreadRanksCombine, testing::ValuesIn(kBadCombines),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Refusal, ThreadRanksCombine, testing::ValuesIn(onHost(kBadCombines)),
+                         [](const auto& info) { return std::string(info.param.bad.name); });
+INSTANTIATE_TEST_SUITE_P(GpuRefusal, ThreadRanksCombine, testing::ValuesIn(onGpus(kBadCombines)), gpuName);
 
-TEST(ThreadRanksRefusal, SeveralRanksRefuseAtOnce) {
-  Ranks ranks(simpleConfig());
+class ThreadRanksRefusal : public OnBackend<const Backend*> {};
+
+INSTANTIATE_TEST_SUITE_P(ThreadRanks, ThreadRanksRefusal, testing::Values(&hostBackend()), backendName);
+INSTANTIATE_TEST_SUITE_P(GpuRefusal, ThreadRanksRefusal, testing::ValuesIn(cudaBackends()), backendName);
+
+TEST_P(ThreadRanksRefusal, SeveralRanksRefuseAtOnce) {
+  Ranks ranks(*GetParam(), simpleConfig());
   ASSERT_TRUE(ranks.ok()) << ranks.error();
   ranks[1].dispatch.numTokens = 100;
   ranks[3].dispatch.ids = nullptr;
@@ -175,28 +210,43 @@ TEST(ThreadRanksRefusal, SeveralRanksRefuseAtOnce) {
   ranks.expectHealthy(1);
 }
 
-TEST(ThreadRanksRefusal, NoHandleOnOneRank) {
-  Ranks ranks(simpleConfig());
+// Nothing of it is left to be told later, by whichever way the ranks were told.
+TEST_P(ThreadRanksRefusal, IsReportedOnce) {
+  Ranks ranks(*GetParam(), simpleConfig());
+  ASSERT_TRUE(ranks.ok()) << ranks.error();
+  ranks[kBad].dispatch.ids = nullptr;
+  expectRefusal(ranks.each([](SimpleCall& call, int) { return call.runDispatch(); }), {"", nullptr, "ids"});
+  for (int rank = 0; rank < kRanks; ++rank) {
+    if (rank == kBad) continue;
+    moeResult_t state = moeInternalError;
+    EXPECT_EQ(moeCommGetAsyncError(ranks[rank].comm, &state), moeSuccess);
+    EXPECT_EQ(state, moeSuccess) << moeGetLastError();
+  }
+  ranks.expectHealthy(1);
+}
+
+TEST_P(ThreadRanksRefusal, NoHandleOnOneRank) {
+  Ranks ranks(*GetParam(), simpleConfig());
   ASSERT_TRUE(ranks.ok()) << ranks.error();
   Outcome outcome = ranks.each([](SimpleCall& call, int rank) {
-    return moeDispatch(call.comm, &call.dispatch, rank == kBad ? nullptr : call.handle.get(), nullptr);
+    return call.runDispatch(&call.dispatch, rank == kBad ? nullptr : call.handle.get());
   });
   expectRefusal(outcome, {"", nullptr, "handle"});
   ranks.expectHealthy(1);
 }
 
-TEST(ThreadRanksRefusal, NoArgumentsOnOneRank) {
-  Ranks ranks(simpleConfig());
+TEST_P(ThreadRanksRefusal, NoArgumentsOnOneRank) {
+  Ranks ranks(*GetParam(), simpleConfig());
   ASSERT_TRUE(ranks.ok()) << ranks.error();
   Outcome outcome = ranks.each([](SimpleCall& call, int rank) {
-    return moeDispatch(call.comm, rank == kBad ? nullptr : &call.dispatch, call.handle.get(), nullptr);
+    return call.runDispatch(rank == kBad ? nullptr : &call.dispatch, call.handle.get());
   });
   expectRefusal(outcome, {"", nullptr, "args"});
   ranks.expectHealthy(1);
 }
 
-TEST(ThreadRanksRefusal, ReuseWithoutARouting) {
-  Ranks ranks(simpleConfig());
+TEST_P(ThreadRanksRefusal, ReuseWithoutARouting) {
+  Ranks ranks(*GetParam(), simpleConfig());
   ASSERT_TRUE(ranks.ok()) << ranks.error();
   Outcome outcome = ranks.each([](SimpleCall& call, int rank) {
     if (rank == kBad) call.dispatch.flags = MOE_REUSE_ROUTING;
@@ -207,10 +257,10 @@ TEST(ThreadRanksRefusal, ReuseWithoutARouting) {
   ranks.expectHealthy(1);
 }
 
-TEST(ThreadRanksRefusal, ViewsInAnExpertLayout) {
+TEST_P(ThreadRanksRefusal, ViewsInAnExpertLayout) {
   moeConfig_t config = simpleConfig();
   config.layout = moeLayoutExpert;
-  Ranks ranks(config);
+  Ranks ranks(*GetParam(), config);
   ASSERT_TRUE(ranks.ok()) << ranks.error();
   Outcome outcome = ranks.each([](SimpleCall& call, int rank) {
     if (rank == kBad) call.receive.rows = nullptr;
@@ -220,8 +270,8 @@ TEST(ThreadRanksRefusal, ViewsInAnExpertLayout) {
 }
 
 // A combine on a handle whose dispatch was refused, or that never had one.
-TEST(ThreadRanksRefusal, CombineWithoutADispatch) {
-  Ranks ranks(simpleConfig());
+TEST_P(ThreadRanksRefusal, CombineWithoutADispatch) {
+  Ranks ranks(*GetParam(), simpleConfig());
   ASSERT_TRUE(ranks.ok()) << ranks.error();
   Outcome fresh = ranks.each([](SimpleCall& call, int) { return call.runCombine(); });
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_NE(fresh.code[rank], moeSuccess);
@@ -233,95 +283,90 @@ TEST(ThreadRanksRefusal, CombineWithoutADispatch) {
 }
 
 // One rank alone gives a handle without a dispatch, or one that was destroyed.
-TEST(ThreadRanksRefusal, OneRankCombinesAFreshHandle) {
-  Ranks ranks(simpleConfig());
+TEST_P(ThreadRanksRefusal, OneRankCombinesAFreshHandle) {
+  Ranks ranks(*GetParam(), simpleConfig());
   ASSERT_TRUE(ranks.ok()) << ranks.error();
   ranks.each([](SimpleCall& call, int) { return call.runDispatch(); });
-  Handle fresh(ranks[kBad].comm, hostBackend().memory());
-  Outcome outcome = ranks.each([&](SimpleCall& call, int rank) {
-    return moeCombine(call.comm, &call.combine, rank == kBad ? fresh.get() : call.handle.get(), nullptr);
-  });
+  Handle fresh = ranks[kBad].anotherHandle();
+  Outcome outcome = ranks.each(
+      [&](SimpleCall& call, int rank) { return call.runCombine(rank == kBad ? fresh.get() : call.handle.get()); });
   expectRefusal(outcome, {"", nullptr, "handle", moeInvalidUsage});
   ranks.expectHealthy(1);
 }
 
-TEST(ThreadRanksRefusal, OneRankUsesADestroyedHandle) {
-  Ranks ranks(simpleConfig());
+TEST_P(ThreadRanksRefusal, OneRankUsesADestroyedHandle) {
+  Ranks ranks(*GetParam(), simpleConfig());
   ASSERT_TRUE(ranks.ok()) << ranks.error();
-  moeHandle_t gone = Handle(ranks[kBad].comm, hostBackend().memory()).get();
+  moeHandle_t gone = ranks[kBad].anotherHandle().get();
   Outcome dispatched = ranks.each([&](SimpleCall& call, int rank) {
-    return moeDispatch(call.comm, &call.dispatch, rank == kBad ? gone : call.handle.get(), nullptr);
+    return call.runDispatch(&call.dispatch, rank == kBad ? gone : call.handle.get());
   });
   expectRefusal(dispatched, {"", nullptr, "handle", moeInvalidUsage});
   ranks.expectHealthy(1);
-  Outcome combined = ranks.each([&](SimpleCall& call, int rank) {
-    return moeCombine(call.comm, &call.combine, rank == kBad ? gone : call.handle.get(), nullptr);
-  });
+  Outcome combined =
+      ranks.each([&](SimpleCall& call, int rank) { return call.runCombine(rank == kBad ? gone : call.handle.get()); });
   expectRefusal(combined, {"", nullptr, "handle", moeInvalidUsage});
   ranks.expectHealthy(2);
 }
 
 // Rank 0 combines dispatch 1 while the others combine dispatch 2: never wrong data.
-TEST(ThreadRanksRefusal, HandlesMixedUpBetweenRanks) {
-  Ranks ranks(simpleConfig());
+TEST_P(ThreadRanksRefusal, HandlesMixedUpBetweenRanks) {
+  Ranks ranks(*GetParam(), simpleConfig());
   ASSERT_TRUE(ranks.ok()) << ranks.error();
   std::vector<Handle> second;
-  for (int rank = 0; rank < kRanks; ++rank) second.emplace_back(ranks[rank].comm, hostBackend().memory());
+  for (int rank = 0; rank < kRanks; ++rank) second.push_back(ranks[rank].anotherHandle());
   auto handleOf = [&](SimpleCall& call, int rank, bool other) {
     return other ? second[static_cast<size_t>(rank)].get() : call.handle.get();
   };
   for (bool other : {false, true}) {
-    Outcome done = ranks.each([&](SimpleCall& call, int rank) {
-      return moeDispatch(call.comm, &call.dispatch, handleOf(call, rank, other), nullptr);
-    });
+    Outcome done = ranks.each(
+        [&](SimpleCall& call, int rank) { return call.runDispatch(&call.dispatch, handleOf(call, rank, other)); });
     for (int rank = 0; rank < kRanks; ++rank) ASSERT_EQ(done.code[rank], moeSuccess) << done.text[rank];
   }
-  Outcome mixed = ranks.each([&](SimpleCall& call, int rank) {
-    return moeCombine(call.comm, &call.combine, handleOf(call, rank, rank != 0), nullptr);
-  });
+  Outcome mixed =
+      ranks.each([&](SimpleCall& call, int rank) { return call.runCombine(handleOf(call, rank, rank != 0)); });
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(mixed.code[rank], moeMismatch) << mixed.text[rank];
   ranks.expectHealthy(1);
 }
 
-TEST(ThreadRanksRefusal, HandleOfAnotherCommunicator) {
-  Ranks ranks(simpleConfig()), others(simpleConfig());
+TEST_P(ThreadRanksRefusal, HandleOfAnotherCommunicator) {
+  Ranks ranks(*GetParam(), simpleConfig()), others(*GetParam(), simpleConfig());
   ASSERT_TRUE(ranks.ok() && others.ok());
   Outcome outcome = ranks.each([&](SimpleCall& call, int rank) {
-    return moeDispatch(call.comm, &call.dispatch, rank == kBad ? others[rank].handle.get() : call.handle.get(),
-                       nullptr);
+    return call.runDispatch(&call.dispatch, rank == kBad ? others[rank].handle.get() : call.handle.get());
   });
   expectRefusal(outcome, {"", nullptr, "handle"});
   ranks.expectHealthy(1);
   others.expectHealthy(2);
 }
 
-TEST(ThreadRanksRefusal, ThirdSendHalfIsTooMany) {
-  Ranks ranks(simpleConfig());
+TEST_P(ThreadRanksRefusal, ThirdSendHalfIsTooMany) {
+  Ranks ranks(*GetParam(), simpleConfig());
   ASSERT_TRUE(ranks.ok()) << ranks.error();
   std::vector<Handle> handles;
-  for (int i = 0; i < 3 * kRanks; ++i) handles.emplace_back(ranks[i % kRanks].comm, hostBackend().memory());
+  for (int i = 0; i < 3 * kRanks; ++i) handles.push_back(ranks[i % kRanks].anotherHandle());
   auto handleOf = [&](int rank, int i) { return handles[static_cast<size_t>(i * kRanks + rank)].get(); };
   for (int rank = 0; rank < kRanks; ++rank) ranks[rank].dispatch.flags = MOE_SEND_HALF;
   for (int i = 0; i < 2; ++i) {
-    Outcome sent = ranks.each(
-        [&](SimpleCall& call, int rank) { return moeDispatch(call.comm, &call.dispatch, handleOf(rank, i), nullptr); });
+    Outcome sent =
+        ranks.each([&](SimpleCall& call, int rank) { return call.runDispatch(&call.dispatch, handleOf(rank, i)); });
     for (int rank = 0; rank < kRanks; ++rank) ASSERT_EQ(sent.code[rank], moeSuccess) << sent.text[rank];
   }
-  Outcome third = ranks.each(
-      [&](SimpleCall& call, int rank) { return moeDispatch(call.comm, &call.dispatch, handleOf(rank, 2), nullptr); });
+  Outcome third =
+      ranks.each([&](SimpleCall& call, int rank) { return call.runDispatch(&call.dispatch, handleOf(rank, 2)); });
   for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(third.code[rank], moeTooManyInFlight) << third.text[rank];
   // In the other order, and then there is room again.
   for (int i : {1, 0}) {
-    Outcome waited = ranks.each(
-        [&](SimpleCall& call, int rank) { return moeWait(call.comm, handleOf(rank, i), &call.receive, nullptr); });
+    Outcome waited =
+        ranks.each([&](SimpleCall& call, int rank) { return call.runWait(&call.receive, handleOf(rank, i)); });
     for (int rank = 0; rank < kRanks; ++rank) EXPECT_EQ(waited.code[rank], moeSuccess) << waited.text[rank];
   }
   ranks.expectHealthy(1);
 }
 
 // A refused wait concerns its rank alone: what was sent is there, and a valid wait gets it.
-TEST(ThreadRanksRefusal, WaitMayBeTriedAgain) {
-  Ranks ranks(simpleConfig());
+TEST_P(ThreadRanksRefusal, WaitMayBeTriedAgain) {
+  Ranks ranks(*GetParam(), simpleConfig());
   ASSERT_TRUE(ranks.ok()) << ranks.error();
   Outcome outcome = ranks.each([](SimpleCall& call, int rank) {
     call.dispatch.flags = MOE_SEND_HALF;
@@ -330,9 +375,9 @@ TEST(ThreadRanksRefusal, WaitMayBeTriedAgain) {
     if (rank == kBad) {
       moeReceive_t bad = call.receive;
       bad.capacity = -7;
-      if (moeWait(call.comm, call.handle.get(), &bad, nullptr) != moeInvalidArgument) return moeInternalError;
+      if (call.runWait(&bad, call.handle.get()) != moeInvalidArgument) return moeInternalError;
     }
-    result = moeWait(call.comm, call.handle.get(), &call.receive, nullptr);
+    result = call.runWait(&call.receive, call.handle.get());
     return result != moeSuccess ? result : call.runCombine();
   });
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -341,10 +386,12 @@ TEST(ThreadRanksRefusal, WaitMayBeTriedAgain) {
   }
 }
 
-TEST(ThreadRanksRefusal, OverflowIsAnErrorWhenAsked) {
+TEST_P(ThreadRanksRefusal, OverflowIsAnErrorWhenAsked) {
+  // On a GPU the call has returned before the rows come: there the sizes tell.
+  if (GetParam()->asynchronous()) GTEST_SKIP() << "only where calls return when they are over";
   moeConfig_t config = simpleConfig();
   config.overflowIsError = 1;
-  Ranks ranks(config);
+  Ranks ranks(*GetParam(), config);
   ASSERT_TRUE(ranks.ok()) << ranks.error();
   ranks[kBad].receive.capacity = 2;
   Outcome outcome = ranks.each([](SimpleCall& call, int) { return call.runDispatch(); });

@@ -54,6 +54,7 @@ int64_t resolvedCapacity(const Shape& shape, int rank, const RankCall& options) 
   if (shape.config.layout == moeLayoutRank) return shape.nranks * shape.config.maxTokensPerRank;
   moeInfo_t info = MOE_INFO_INIT;
   moeConfig_t config = shape.config;
+  config.backend = moeBackendHost;  // rows are as many on all of them, and no GPU need be asked
   if (moePredictInfo(shape.nranks, rank, &config, &info) != moeSuccess) return 0;
   return info.rowCapacity;
 }
@@ -162,6 +163,7 @@ Scenario toScenario(Plan plan) {
   scenario.config = plan.config;
   scenario.handles = plan.handles;
   scenario.steps = plan.steps;
+  scenario.pause = plan.pause;
   if (scenario.steps.empty()) {
     for (int call = 0; call < plan.calls; ++call) {
       scenario.steps.push_back({Step::kDispatch, call, call % plan.handles});

@@ -3,6 +3,7 @@
 // function of its description, so that each rank, thread or process, can compute it and what must come out of it.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -69,12 +70,16 @@ struct Call {
 };
 
 struct Step {
-  enum Kind { kDispatch, kSend, kWait, kCombine };
+  // kLook: no call; the views of the handle's dispatch must still be what they were.
+  enum Kind { kDispatch, kSend, kWait, kCombine, kLook };
   Kind kind;
   int call;
   int handle = 0;
   int variant = 0;  // combine: another set of expert outputs
 };
+
+// How long a rank does nothing before a step.
+using Pause = std::function<std::chrono::milliseconds(int rank, const Step& step)>;
 
 struct Scenario {
   std::string name;
@@ -83,6 +88,7 @@ struct Scenario {
   int handles = 1;
   std::vector<Step> steps;
   std::function<Call(int)> call;
+  Pause pause;  // may be empty
 };
 
 // What must come out of one call.
@@ -146,6 +152,7 @@ struct Plan {
   Router router;                                      // default: distinct random experts, one id in sixteen nobody
   std::function<void(Call&, int call)> adjust;        // the last word
   std::vector<Step> steps;                            // default: dispatch, combine per call
+  Pause pause;                                        // default: none
 
   Plan(std::string planName, int ranks, int64_t tokensPerRank, int64_t hidden, int64_t experts, int32_t maxTopk);
   // Changes the config in place and returns the plan.

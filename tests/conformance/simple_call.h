@@ -27,16 +27,22 @@ inline moeConfig_t simpleConfig(int64_t tokens = 8, int64_t hidden = 16, int64_t
 // distinct rank among its experts.
 class SimpleCall {
  public:
-  SimpleCall(moeComm_t comm, const moeConfig_t& config, int rank, int nranks, const Backend& backend = hostBackend())
-      : comm(comm), config_(config), shape_(nranks, config), rank_(rank), memory_(backend.memory()) {
+  // `place`: the rank whose device it uses, if that is another.
+  SimpleCall(moeComm_t comm, const moeConfig_t& config, int rank, int nranks, const Backend& backend = hostBackend(),
+             int place = -1)
+      : device_(backend.device(place < 0 ? rank : place)),
+        comm(comm),
+        config_(config),
+        shape_(nranks, config),
+        rank_(rank) {
     moeInfo_t info = MOE_INFO_INIT;
     moeGetInfo(comm, &info);
     int64_t tokens = config.maxTokensPerRank, rowBytes = shape_.tokenBytes();
-    handle = Handle(comm, memory_);
-    tokens_ = Buffer(memory_, static_cast<size_t>((tokens + 1) * rowBytes));
-    ids_ = Buffer(memory_, static_cast<size_t>((tokens + 1) * config.maxTopk * 8));
-    received_ = Buffer(memory_, static_cast<size_t>(info.rowCapacity * rowBytes));
-    output_ = Buffer(memory_, static_cast<size_t>((tokens + 1) * shape_.combineRowBytes()));
+    handle = Handle(comm, *device_);
+    tokens_ = Buffer(*device_, static_cast<size_t>((tokens + 1) * rowBytes));
+    ids_ = Buffer(*device_, static_cast<size_t>((tokens + 1) * config.maxTopk * 8));
+    received_ = Buffer(*device_, static_cast<size_t>(info.rowCapacity * rowBytes));
+    output_ = Buffer(*device_, static_cast<size_t>((tokens + 1) * shape_.combineRowBytes()));
     reset();
   }
 
@@ -74,8 +80,19 @@ class SimpleCall {
     combine.output = output_.data();
   }
 
-  moeResult_t runDispatch() { return moeDispatch(comm, &dispatch, handle.get(), nullptr); }
-  moeResult_t runCombine() { return moeCombine(comm, &combine, handle.get(), nullptr); }
+  moeResult_t runDispatch() { return runDispatch(&dispatch, handle.get()); }
+  moeResult_t runCombine() { return runCombine(handle.get()); }
+  // With other arguments or another handle. All return when the operation is over.
+  moeResult_t runDispatch(const moeDispatchArgs_t* args, moeHandle_t with) {
+    return outcomeOf(moeDispatch(comm, args, with, device_->stream()), comm, *device_);
+  }
+  moeResult_t runWait(const moeReceive_t* receiving, moeHandle_t with) {
+    return outcomeOf(moeWait(comm, with, receiving, device_->stream()), comm, *device_);
+  }
+  moeResult_t runCombine(moeHandle_t with) {
+    return outcomeOf(moeCombine(comm, &combine, with, device_->stream()), comm, *device_);
+  }
+  Handle anotherHandle() const { return Handle(comm, *device_); }
   // "" or what went wrong, from a dispatch and a combine with valid arguments.
   std::string runBoth(int round = 0) {
     reset(round);
@@ -107,6 +124,10 @@ class SimpleCall {
     return std::string(what) + ": " + moeGetErrorString(result) + ": " + moeGetLastError();
   }
 
+ private:
+  std::shared_ptr<Device> device_;  // before all that lies in its memory
+
+ public:
   moeComm_t comm;
   Handle handle;
   moeRows_t input{}, receivedRows{};
@@ -122,7 +143,6 @@ class SimpleCall {
   moeConfig_t config_;
   reference::Shape shape_;
   int rank_;
-  DeviceMemory& memory_;
   Buffer tokens_, ids_, received_, output_;
   int round_ = 0;
 };

@@ -120,7 +120,7 @@ TEST(Sizes, HandleMemoryOfASmallerGroupIsRefused) {
   ASSERT_EQ(moeHandleBytes(small[0], &enough), moeSuccess);
   ASSERT_EQ(moeHandleBytes(large[0], &needed), moeSuccess);
   ASSERT_LT(enough, needed);
-  Buffer memory(hostBackend().memory(), needed);
+  Buffer memory(*hostBackend().device(0), needed);
   moeHandle_t handle = nullptr;
   EXPECT_EQ(moeHandleInit(large[0], memory.data(), enough, &handle), moeInvalidArgument);
   std::string text = moeGetLastError();
@@ -190,7 +190,7 @@ TEST(Sizes, OutputRowsPastFourGigabytes) {
     config.capacity = capacity;
     LocalComms comms(1, config);
     ASSERT_TRUE(comms.ok()) << comms.error();
-    Handle handle(comms[0], hostBackend().memory());
+    Handle handle(comms[0], *hostBackend().device(0));
     int64_t rowBytes = 128;
     Sparse rows(4 * capacity * rowBytes);
     ASSERT_TRUE(rows.ok());
@@ -222,7 +222,7 @@ TEST(Sizes, OutputRowsPastFourGigabytes) {
 
 // One dispatch and combine of `tokens` tokens, of which only the last goes to somebody: from every rank to one expert.
 void sendTheLast(moeComm_t comm, const moeConfig_t& config, int rank, int64_t expert, float base) {
-  Handle handle(comm, hostBackend().memory());
+  Handle handle(comm, *hostBackend().device(0));
   int64_t tokens = config.maxTokensPerRank, rowBytes = 2 * config.hidden, sideBytes = config.sideRowBytes[0];
   Sparse rows(tokens * rowBytes), output(tokens * rowBytes), sides(tokens * sideBytes + 1), gotSides(3 * sideBytes + 1);
   ASSERT_TRUE(rows.ok() && output.ok() && sides.ok() && gotSides.ok());

@@ -17,15 +17,16 @@ const char* typeName(int dtype) {
   return kNames[dtype];
 }
 
-// Every dtype with every combine dtype, in every layout, with and without side rows.
-void addTypes(Cases& cases) {
+// Every dtype with every combine dtype, in every layout, with and without side rows. Pairs of ranks are for GPUs, where
+// two of them make a machine.
+void addTypes(Cases& cases, int nranks) {
   for (int dtype : {moeBfloat16, moeFloat16, moeFloat32, moeFloat8e4m3}) {
     for (int combine : {moeBfloat16, moeFloat16, moeFloat32}) {
       for (int layout : {moeLayoutRank, moeLayoutExpert, moeLayoutExpertPadded}) {
         for (int sides : {0, 2}) {
           std::string name = std::string("types_") + typeName(dtype) + "_" + typeName(combine) + "_layout_" +
-                             std::to_string(layout) + "_sides_" + std::to_string(sides);
-          Plan plan(name, 3, 6, 130, 7, 3);
+                             std::to_string(layout) + "_sides_" + std::to_string(sides) + (nranks == 2 ? "_pair" : "");
+          Plan plan(name, nranks, 6, 130, 7, 3);
           plan.with([&](moeConfig_t& c) {
             c.dtype = dtype;
             c.combineDtype = combine;
@@ -35,10 +36,14 @@ void addTypes(Cases& cases) {
             c.sideRowBytes[1] = sides ? 17 : 0;  // nothing aligns
           });
           add(cases, plan);
+          cases.back().onlyGpus = nranks == 2;
         }
       }
     }
   }
+}
+
+void addSideRows(Cases& cases) {
   Plan sides("side_rows_four_sizes", 2, 9, 64, 6, 2);
   sides.with([](moeConfig_t& c) {
     c.dtype = moeFloat8e4m3;
@@ -152,7 +157,9 @@ void addStrides(Cases& cases) {
 }  // namespace
 
 void addValueCases(Cases& cases) {
-  addTypes(cases);
+  addTypes(cases, 3);
+  addTypes(cases, 2);
+  addSideRows(cases);
   addIds(cases);
   addStrides(cases);
 }

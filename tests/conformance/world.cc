@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "conformance/world.h"
 
+#include <barrier>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <thread>
 
 #include "conformance/rank_process.h"
@@ -13,7 +15,6 @@ namespace {
 using Drivers = std::vector<std::unique_ptr<Driver>>;
 
 void runSteps(const Scenario& scenario, Driver& driver) {
-  if (!driver.begin()) return;
   for (const Step& step : scenario.steps) {
     if (!driver.run(step)) return;
   }
@@ -21,14 +22,18 @@ void runSteps(const Scenario& scenario, Driver& driver) {
 
 using InitRank = std::function<moeResult_t(int rank, moeComm_t* comm, const moeConfig_t* config)>;
 
-void runInThreads(const Scenario& scenario, Drivers& drivers, const InitRank& init, Report& report) {
+// On a GPU what is made or freed may wait for all that runs there, also for ranks that wait for the one that frees. So
+// all begin together and end together.
+void runInThreads(const Scenario& scenario, Drivers& drivers, const InitRank& init, bool together, Report& report) {
+  std::barrier<> all(scenario.nranks);
   runThreads(scenario.nranks, [&](int rank) {
     Driver& driver = *drivers[static_cast<size_t>(rank)];
-    if (init(rank, driver.comm(), &driver.config()) != moeSuccess) {
-      report.add(scenario.name, ": rank ", rank, ": init: ", moeGetLastError());
-      return;
-    }
-    runSteps(scenario, driver);
+    bool fine = init(rank, driver.comm(), &driver.config()) == moeSuccess;
+    if (!fine) report.add(scenario.name, ": rank ", rank, ": init: ", moeGetLastError());
+    fine = fine && driver.begin();
+    if (together) all.arrive_and_wait();
+    if (fine) runSteps(scenario, driver);
+    if (together) all.arrive_and_wait();
     driver.end();
   });
 }
@@ -68,7 +73,7 @@ void runInGroup(const Scenario& scenario, Drivers& drivers, Report& report) {
 }
 
 void runInProcesses(const Scenario& scenario, const Backend& backend, Report& report) {
-  RankGroup ranks("scenario", scenario.nranks, {scenario.name, backend.name});
+  RankGroup ranks("scenario", scenario.nranks, {backend.name(), scenario.name});
   if (scenario.nranks > 1 && !ranks.introduce()) report.add(scenario.name, ": rank 0 made no id");
   for (int rank = 0; rank < scenario.nranks; ++rank) {
     std::optional<int> code = ranks[rank].exitCode(milliseconds(60000));
@@ -77,6 +82,39 @@ void runInProcesses(const Scenario& scenario, const Backend& backend, Report& re
     if (said.starts_with("id ")) said = ranks.hear(rank, milliseconds(0));
     report.add(scenario.name, ": process of rank ", rank, " ended with ", code.value_or(-1), ": ", said);
   }
+}
+
+// Processes that run one scenario after another: to begin to use a GPU takes a process seconds.
+class ScenarioProcesses {
+ public:
+  ScenarioProcesses(int nranks, const Backend& backend) : ranks_("scenarios", nranks, {backend.name()}) {}
+  int size() const { return ranks_.size(); }
+  // After a failure they may be anywhere.
+  bool usable() const { return usable_; }
+
+  void run(const Scenario& scenario, Report& report) {
+    ranks_.tellAll(scenario.name);
+    if (!ranks_.introduce()) report.add(scenario.name, ": rank 0 made no id");
+    for (int rank = 0; rank < size(); ++rank) {
+      std::string said = ranks_.hear(rank, milliseconds(60000));
+      if (said != "fine") report.add("process of rank ", rank, ": ", said.empty() ? "no answer" : said);
+    }
+    usable_ = report.empty();
+  }
+
+ private:
+  RankGroup ranks_;
+  bool usable_ = true;
+};
+
+void runInKeptProcesses(const Scenario& scenario, const Backend& backend, Report& report) {
+  static std::map<std::string, std::unique_ptr<ScenarioProcesses>> kept;
+  std::unique_ptr<ScenarioProcesses>& processes = kept[backend.name()];
+  if (!processes || !processes->usable() || processes->size() != scenario.nranks) {
+    processes.reset();
+    processes = std::make_unique<ScenarioProcesses>(scenario.nranks, backend);
+  }
+  processes->run(scenario, report);
 }
 
 }  // namespace
@@ -134,7 +172,11 @@ void runThreads(int nranks, const std::function<void(int)>& body) {
 std::string runScenario(const Scenario& scenario, Way way, const Backend& backend) {
   Report report;
   if (way == Way::kProcesses) {
-    runInProcesses(scenario, backend, report);
+    if (backend.asynchronous()) {
+      runInKeptProcesses(scenario, backend, report);
+    } else {
+      runInProcesses(scenario, backend, report);
+    }
     return report.text();
   }
   Expectations expectations(scenario);
@@ -150,19 +192,19 @@ std::string runScenario(const Scenario& scenario, Way way, const Backend& backen
       moeBootstrap_t bootstrap = gather.bootstrap(rank);
       return moeCommInitCallbacks(comm, scenario.nranks, rank, &bootstrap, config);
     };
-    runInThreads(scenario, drivers, init, report);
+    runInThreads(scenario, drivers, init, backend.asynchronous(), report);
   } else {
     moeUniqueId_t id;
     if (moeGetUniqueId(&id) != moeSuccess) return std::string("moeGetUniqueId: ") + moeGetLastError();
     auto init = [&](int rank, moeComm_t* comm, const moeConfig_t* config) {
       return moeCommInit(comm, scenario.nranks, &id, rank, config);
     };
-    runInThreads(scenario, drivers, init, report);
+    runInThreads(scenario, drivers, init, backend.asynchronous(), report);
   }
   return report.text();
 }
 
-int runScenarioRank(const Scenario& scenario, RankContext& context, const Backend& backend) {
+std::string runScenarioRank(const Scenario& scenario, RankContext& context, const Backend& backend) {
   Report report;
   Expectations expectations(scenario);
   Driver driver(scenario, expectations, context.rank, backend, report);
@@ -170,18 +212,37 @@ int runScenarioRank(const Scenario& scenario, RankContext& context, const Backen
   if (moeCommInit(driver.comm(), scenario.nranks, &id, context.rank, &driver.config()) != moeSuccess) {
     report.add(scenario.name, ": rank ", context.rank, ": init: ", moeGetLastError());
   } else {
-    runSteps(scenario, driver);
+    if (driver.begin()) runSteps(scenario, driver);
     driver.end();
   }
-  if (report.empty()) return 0;
-  context.parent.tell(report.text());
-  return 1;
+  return report.text();
 }
 
-LocalComms::LocalComms(int nranks, const moeConfig_t& config) : comms_(static_cast<size_t>(nranks)) {
-  if (moeCommInitAll(comms_.data(), nranks, &config) == moeSuccess) return;
-  error_ = moeGetLastError();
-  comms_.clear();
+LocalComms::LocalComms(int nranks, const moeConfig_t& config, const Backend& backend)
+    : comms_(static_cast<size_t>(nranks)) {
+  if (backend.asynchronous()) {
+    join(nranks, config, backend);
+  } else if (moeCommInitAll(comms_.data(), nranks, &config) != moeSuccess) {
+    error_ = moeGetLastError();
+  }
+  if (!error_.empty()) comms_.clear();
+}
+
+// With a config of each rank's own, which says on which GPU it is.
+void LocalComms::join(int nranks, const moeConfig_t& config, const Backend& backend) {
+  moeUniqueId_t id;
+  if (moeGetUniqueId(&id) != moeSuccess) {
+    error_ = moeGetLastError();
+    return;
+  }
+  std::mutex mutex;
+  runThreads(nranks, [&](int rank) {
+    moeConfig_t mine = config;
+    backend.configure(&mine, rank, nranks);
+    if (moeCommInit(&comms_[static_cast<size_t>(rank)], nranks, &id, rank, &mine) == moeSuccess) return;
+    std::lock_guard<std::mutex> lock(mutex);
+    error_ = moeGetLastError();
+  });
 }
 
 LocalComms::~LocalComms() {

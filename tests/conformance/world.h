@@ -52,17 +52,17 @@ class ThreadGather {
 // Runs `body(rank)` in a thread per rank and waits for all of them.
 void runThreads(int nranks, const std::function<void(int)>& body);
 
-// Runs a scenario and returns what went wrong, "" if nothing.
+// Runs a scenario and returns what went wrong, "" if nothing. Scenarios run in processes are found by their name.
 std::string runScenario(const Scenario& scenario, Way way, const Backend& backend);
 
-// One rank of a scenario in a process of its own. Returns the exit code.
+// One rank of a scenario in a process of its own. Returns what went wrong, "" if nothing.
 struct RankContext;
-int runScenarioRank(const Scenario& scenario, RankContext& context, const Backend& backend);
+std::string runScenarioRank(const Scenario& scenario, RankContext& context, const Backend& backend);
 
 // The ranks of a communicator in this process, destroyed at the end. Empty if that failed, with the text in error().
 class LocalComms {
  public:
-  LocalComms(int nranks, const moeConfig_t& config);
+  LocalComms(int nranks, const moeConfig_t& config, const Backend& backend = hostBackend());
   ~LocalComms();
   LocalComms(LocalComms&& other) noexcept : comms_(std::move(other.comms_)) { other.comms_.clear(); }
   bool ok() const { return !comms_.empty(); }
@@ -70,6 +70,8 @@ class LocalComms {
   const std::string& error() const { return error_; }
 
  private:
+  void join(int nranks, const moeConfig_t& config, const Backend& backend);
+
   std::vector<moeComm_t> comms_;
   std::string error_;
 };

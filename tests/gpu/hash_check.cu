@@ -246,8 +246,11 @@ Shape parse(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   Shape s = parse(argc, argv);
-  // A kernel that is loaded at its first launch waits for those that run, which may wait for this very rank.
+  // A kernel that is loaded at its first launch waits for those that run, which may wait for this very rank; and so do
+  // streams that share a hardware queue.
   setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+  setenv("MOE_ALLOW_SHARED_GPU", "1", 1);
   int gpus = 0;
   if (cudaGetDeviceCount(&gpus) != cudaSuccess || gpus == 0) {
     std::puts("hash_check: skipped, no GPU");

@@ -15,8 +15,8 @@ run() {
   MOE_HOST_BLOCKS=$blocks MOE_HOST_WARPS=$warps "$binary" --gtest_brief=1 --gtest_filter="$filter:-*_long*"
 }
 
-run 3 2 'ThreadRanks/Exact.*' 'ThreadRanks/Property.*' 'ThreadRanksRefusal.*' 'ProcessRanks/Exact.*' \
-  'ProcessRanksFailure.Killed*' 'BigThreads/Exact.Rows/uneven*' 'BigThreads/Exact.Rows/sizes_change*' \
+run 3 2 'ThreadRanks/Exact.*' 'ThreadRanks/Property.*' 'ThreadRanks/ThreadRanksRefusal.*' 'ProcessRanks/Exact.*' \
+  'ProcessRanks/ProcessRanksFailure.Killed*' 'BigThreads/Exact.Rows/uneven*' 'BigThreads/Exact.Rows/sizes_change*' \
   'BigThreads/Exact.Rows/field_*'
 run 2 1 'ThreadRanks/Exact.Rows/sizes_around*' 'ThreadRanks/Exact.Rows/budget*' 'ThreadRanks/Property.RandomCalls/1'
 run 1 3 'ThreadRanks/Exact.Rows/sizes_around*' 'ThreadRanks/Exact.Rows/budget*' 'ThreadRanks/Property.RandomCalls/2'

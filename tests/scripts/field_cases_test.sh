@@ -27,6 +27,11 @@ expect() {
 head=('| case | title | status |' '|---|---|---|')
 expect '' 'Cases: 1-3, 7' '' "${head[@]}" '| 1 | a | test: Plain.Case |' '| 2 | b | test: `Param.Works`, real.sh |' \
   '| 3 | c | test: real.c, Typed.Case |' '| 7 | d | later: verbs |'
+# Without any test on GPUs nothing can be said of one; with another, it must exist.
+expect '' 'Cases: 1' "${head[@]}" '| 1 | a | test: `All/Gpu.Case/cuda_1gpu` |'
+printf '#!/bin/sh\nprintf "All/Gpu.\\n  Case/cuda_1gpu\\nTyped/0.\\n  Case\\n"\n' >"$work/bin/moe_conformance"
+expect '' 'Cases: 1' "${head[@]}" '| 1 | a | test: `All/Gpu.Case/cuda_1gpu` |'
+expect 'no test All/Gpu.Gone' 'Cases: 1' "${head[@]}" '| 1 | a | test: `All/Gpu.Gone/cuda_1gpu` |'
 expect 'no line' "${head[@]}" '| 1 | a | later: x |'
 expect 'no test Plain.Absent' 'Cases: 1' "${head[@]}" '| 1 | a | test: Plain.Absent |'
 expect 'no test gone.sh' 'Cases: 1' "${head[@]}" '| 1 | a | test: Plain.Case, gone.sh |'

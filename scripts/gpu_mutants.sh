@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Do the tests on GPUs notice faults in the kernels? Runs what tests/gpu/mutants.txt says against libraries with one
+# deliberate fault each, on a machine with GPUs. They are built anywhere by `cmake --build BUILD --target gpu_mutants`.
+#   scripts/gpu_mutants.sh [BUILD_DIR [MUTANT_DIR...]]
+#     BUILD_DIR: has bin/ with the tests; default build. MUTANT_DIR: has libmoecl.so.*, and is named as its mutant;
+#     default BUILD_DIR/mutants/*
+# Exit codes: 0 every mutant that must be caught was, 1 one survived, 2 nothing to run, 77 too few GPUs.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+build=${1:-$root/build}
+shift || true
+folders=("$@")
+if ((!$#)); then folders=("$build"/mutants/*/); fi
+nvidia-smi -L >/dev/null 2>&1 || { echo "gpu_mutants.sh: skipped, nvidia-smi lists no GPU on this machine"; exit 77; }
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+survived=0 ran=0
+# Whether a program found the GPUs that it needs.
+able=0
+
+# A test that is not run, or that never ends, has noticed nothing.
+noticed() {
+  local folder=$1 status=0
+  shift
+  LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} timeout -k 10 180 "$@" >"$log" 2>&1 || status=$?
+  case $status in
+    0) able=1; echo "    exit 0:  $*" ;;
+    77) echo "    skipped: $*" ;;
+    124 | 137) able=1; echo "    no end:  $*" ;;
+    *)
+      echo "    exit $status: $*: $(grep -m 1 -E 'differs|is .*want|wrong|FAILED|failed|error' "$log" | cut -c 1-160)"
+      return 0
+      ;;
+  esac
+  return 1
+}
+
+for folder in "${folders[@]}"; do
+  folder=${folder%/}
+  name=$(basename "$folder")
+  if ! compgen -G "$folder/libmoecl.so.*" >/dev/null; then
+    echo "gpu_mutants.sh: $folder has no libmoecl.so.*" >&2
+    exit 2
+  fi
+  folder=$(cd "$folder" && pwd)
+  echo "mutant $name"
+  caught=0 verdict="" able=0
+  while read -r mutant wanted program arguments; do
+    [[ $mutant == "$name" ]] || continue
+    verdict=$wanted
+    read -ra words <<<"$arguments"
+    if noticed "$folder" "$build/bin/$program" "${words[@]}"; then
+      caught=1
+      break
+    fi
+  done < <(grep -E '^[A-Z]' "$root/tests/gpu/mutants.txt")
+  if [[ -z $verdict ]]; then
+    echo "gpu_mutants.sh: tests/gpu/mutants.txt has no line for $name" >&2
+    exit 2
+  elif ((caught)); then
+    echo "  caught"
+    ran=$((ran + 1))
+  elif ((!able)); then
+    echo "  not tried: too few GPUs"
+    continue
+  elif [[ $verdict == must ]]; then
+    echo "  SURVIVED"
+    ran=$((ran + 1)) survived=$((survived + 1))
+  else
+    echo "  not noticed, which it may"
+    ran=$((ran + 1))
+  fi
+done
+echo "gpu_mutants.sh: $ran of ${#folders[@]} mutants tried, $survived survived that must not"
+if ((survived)); then exit 1; fi
+if ((ran == 0)); then exit 77; fi
