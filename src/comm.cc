@@ -52,6 +52,7 @@ const char* awaitedText(Awaited awaited) {
   switch (awaited) {
     case Awaited::kConsumed: return "to finish reading an earlier call's rows";
     case Awaited::kHistogram: return "to count its tokens";
+    case Awaited::kSent: return "to send its rows";
     case Awaited::kCounts: return "to send its counts";
     case Awaited::kRows: return "to send its rows";
     case Awaited::kCombineHead: return "to begin its combine";
@@ -214,7 +215,7 @@ void Comm::requireReady() {
     fail(moeInvalidUsage, "the communicator was finalized; only moeCommDestroy may follow");
   }
   if (!backend_->synchronous()) {
-    Outcome outcome = backend_->poll();
+    Outcome outcome = backend_->poll(false);
     if (!outcome.ok) settle(outcome, "operation");
   }
   if (!states_->anyLost()) return;
@@ -238,7 +239,7 @@ moeResult_t Comm::state(std::string* text) {
 // What operations that run on their own, or departed ranks, have brought since the last call.
 moeResult_t Comm::lookForTrouble(std::string* text) {
   try {
-    settle(backend_->poll(), "operation");
+    settle(backend_->poll(true), "operation");
     if (!states_->anyLost()) return moeSuccess;
     Failure failure = trouble();
     if (failure.code == moeSuccess) return moeSuccess;

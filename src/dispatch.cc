@@ -310,7 +310,7 @@ void getViews(Comm& comm, const moeHandle* handle, moeRows_t* views, int numView
     fail(moeInvalidUsage, "moeGetViews: the handle's rows are not in the window: its dispatch asked for no views ",
          "(receive.rows = NULL), was combined, or ", comm.config().buffers, " later dispatches have passed");
   }
-  DispatchWindow window(layout, comm.window(), handle->epoch);
+  DispatchWindow window(layout, comm.window(), Epoch(handle->epoch, layout.shape));
   for (int payload = 0; payload < layout.shape.payloads; ++payload) {
     views[payload] = {window.record(0, 0) + layout.record.payload[payload], layout.shape.payloadBytes[payload],
                       layout.record.stride, payload == 0 ? moeRoleTokens : moeRoleOpaque, 0};

@@ -75,7 +75,7 @@ WindowLayout makeWindow(const Shape& shape, const RecordLayout& record) {
   {
     Offsets block;
     block.take(sizeof(CountBlock));
-    window.chunkEnds = block.take(4 * shape.chunks, 8);
+    window.chunkRanges = block.take(static_cast<int64_t>(sizeof(ChunkRange)) * shape.chunks, 8);
     window.expertCounts = block.take(shape.expertLayout() ? 4 * mostLocal : 0, 8);
     window.countStride = block.end();
   }
@@ -114,11 +114,11 @@ HandleLayout makeHandle(const Shape& shape) {
   handle.head = at.take(sizeof(HandleHead));
   handle.ids = at.take(4 * shape.maxTokens * shape.topk);
   handle.weights = at.take(4 * shape.maxTokens * shape.topk);
-  handle.rankCounts = at.take(4 * shape.maxTokens);
+  handle.ranks = at.take(static_cast<int64_t>(sizeof(TokenRanks)) * shape.maxTokens);
   handle.sourceRows = at.take(8 * ranks);
   handle.sourceChunks = at.take(4 * ranks);
   handle.sourceFirst = at.take(8 * ranks);
-  handle.chunkEnds = at.take(4 * ranks * shape.chunks);
+  handle.chunkRanges = at.take(static_cast<int64_t>(sizeof(ChunkRange)) * ranks * shape.chunks);
   handle.tokens = at.take(4 * arriving);
   handle.ordinals = at.take(4 * arriving);
   handle.rows = at.take(perEntry * arriving);
@@ -134,21 +134,29 @@ WorkspaceLayout makeWorkspace(const Shape& shape, int blocks) {
   bool expert = shape.expertLayout();
   Offsets at;
   work.control = at.take(sizeof(Control));
-  work.histograms = at.take(4 * shape.chunks * shape.bins());
-  work.chunkBases = at.take(4 * shape.chunks * shape.bins());
-  work.chunkReady = at.take(8 * shape.chunks);
-  work.chunkRouted = at.take(8 * shape.chunks);
+  work.histograms = at.take(4 * blocks * shape.bins());
+  work.spanCounted = at.take(int64_t{8} * blocks);
+  work.spanRouted = at.take(int64_t{8} * blocks);
   work.sendDone = at.take(4 * shape.chunks);
+  work.chunkSent = at.take(8 * shape.chunks);
   work.combineDone = at.take(4 * ranks * shape.chunks);
+  work.partialSent = at.take(8 * ranks * shape.chunks);
   work.sentRows = at.take(8 * ranks);
-  work.routingStride = roundUp(routingBytes(shape), 256);
-  work.routing = at.take(shape.chunks * work.routingStride);
+  work.zeroRow = at.take(shape.combineRowBytes);
+  work.recordBases = at.take(8 * blocks * ranks);
+  work.owners = at.take(4 * shape.maxTokens * shape.topk);
+  work.flags = at.take(shape.maxTokens * shape.topk);
+  work.bins = at.take(4 * blocks * kMaxParts * shape.bins());
   work.targets = at.take(8 * shape.maxTokens * shape.topk);
   work.indexes = at.take(expert ? 4 * shape.maxTokens * shape.topk : 0);
-  work.placeStride = roundUp(8 * (expert ? ranks * local : ranks), 256);
-  work.placeBases = at.take(blocks * work.placeStride);
-  work.offsetStride = roundUp(8 * ((expert ? local : ranks) + 1), 256);
-  work.offsets = at.take(blocks * work.offsetStride);
+  {
+    Offsets place;
+    work.bases = place.take(8 * (expert ? ranks * local : ranks), 16);
+    work.offsets = place.take(expert ? 8 * (local + 1) : 0, 16);
+    work.sources = place.take(static_cast<int64_t>(sizeof(SourceInfo)) * ranks, 16);
+    work.placeStride = place.end();
+  }
+  work.places = at.take(blocks * work.placeStride);
   work.bytes = at.end();
   return work;
 }

@@ -17,7 +17,7 @@ namespace moe {
 
 // Tokens whose completion is signalled together. Small enough that a receiver starts early, large enough that signals
 // do not matter.
-constexpr int64_t kChunkTokens = 64;
+constexpr int64_t kChunkTokens = 32;
 // Contiguous rows that one warp handles as a unit; a divisor of kChunkTokens.
 constexpr int64_t kRunRows = 4;
 // Signals of different writers stay on lines of their own.
@@ -70,14 +70,20 @@ struct Shape {
   MOE_HD int64_t bins() const { return nranks + (expertLayout() ? experts.experts : 0); }
 };
 
-// What the Router keeps of one chunk while it routes it: ids and owners (int32[kChunkTokens][topk]), the next slot or
-// index of each bin (int32[bins]), and flags (uint8[kChunkTokens][topk]).
-MOE_HD inline int64_t routingBytes(const Shape& shape) { return 9 * kChunkTokens * shape.topk + 4 * shape.bins(); }
+// Parts into which a routing block divides its span at most; a part is the work of one warp.
+constexpr int64_t kMaxParts = 16;
+
+// What a routing block keeps while it routes `tokens` tokens: this rank's first record at each rank (byte*[nranks]),
+// ids and owners (int32[tokens][topk]), the next slot or index of each bin (int32[kMaxParts][bins]), and flags
+// (uint8[tokens][topk]).
+MOE_HD inline int64_t routingBytes(const Shape& shape, int64_t tokens) {
+  return 8 * int64_t{shape.nranks} + 9 * tokens * shape.topk + 4 * kMaxParts * shape.bins();
+}
 
 // A record: one token's data on the wire for one rank. The payload rows, each on a 16-byte boundary, then the head.
 struct RecordHead {
-  int32_t token;  // index at the source
-  int32_t reserved;
+  int32_t token;        // index at the source
+  int32_t repeats;      // expert layouts: 1 if the token names an expert twice
   uint64_t rankFirsts;  // bit k: entry k is the token's first of its rank
 };
 
@@ -92,13 +98,31 @@ struct RecordLayout {
   int64_t stride;
 };
 
-// The counts of one source, in the receiver's window. The chunk ends and the expert counts follow.
+// The counts of one source, in the receiver's window. The chunk ranges and the expert counts follow.
 struct CountBlock {
   int64_t tokens;   // the source dispatches
   int64_t rows;     // of them come here
   int32_t chunks;   // at least 1
   int32_t refusal;  // moeResult_t of a refused call, else 0
-  int64_t reserved;
+  int32_t span;     // chunks that one block of the source sends, one after the other
+  int32_t reserved;
+};
+
+// What a receiving block keeps of a source's CountBlock.
+struct SourceInfo {
+  int32_t tokens, rows, chunks, span;
+};
+
+// The records that a chunk brings: slots begin .. end-1 of its source. Known once the chunk's signal is.
+struct ChunkRange {
+  int32_t begin, end;
+};
+
+// Where a dispatched token went.
+struct TokenRanks {
+  int32_t ownSlot;     // slot of its record at this rank itself, or -1
+  int16_t count;       // ranks it went to
+  int16_t ownOrdinal;  // which of them this rank is
 };
 
 // What a combine's sender says first to each source.
@@ -113,7 +137,7 @@ struct WindowLayout {
   int64_t records;        // [nranks][maxTokens] records
   int64_t counts;         // [nranks] CountBlock with its arrays
   int64_t countStride;    // bytes from one source's block to the next
-  int64_t chunkEnds;      // int32[chunks] within a count block: records of this rank in chunks 0..c
+  int64_t chunkRanges;    // ChunkRange[chunks] within a count block
   int64_t expertCounts;   // int32[local experts] within a count block
   int64_t countSignals;   // [nranks] epoch, kSignalStride apart
   int64_t chunkSignals;   // [nranks][chunks] epoch
@@ -142,28 +166,35 @@ struct Control {
   uint64_t readDispatch[8];   // per buffer: the last epoch that was read completely
   uint32_t finishedBlocks;
   uint32_t ticket;
+  uint32_t claimedTokens;  // runs of a combine's tokens that warps have taken
   // Totals for moeGetStats.
   uint64_t tokens, selfRows, mappedRows, selfCombineRows, mappedCombineRows;
 };
 
 struct WorkspaceLayout {
   int64_t control;      // Control
-  int64_t histograms;   // int32[chunks][bins] entries of each chunk
-  int64_t chunkBases;   // int32[chunks][bins] the same summed over all earlier chunks
-  int64_t chunkReady;   // uint64[chunks] epoch for which the histogram is complete
-  int64_t chunkRouted;  // uint64[chunks] epoch for which every record of the chunk has its slot
+  int64_t histograms;   // int32[blocks][bins] entries of each routing block's span
+  int64_t spanCounted;  // uint64[blocks] epoch for which the histogram is complete
+  int64_t spanRouted;   // uint64[blocks] epoch for which every record of the span has its slot
   int64_t sendDone;     // uint32[chunks] runs stored
+  int64_t chunkSent;    // uint64[chunks] epoch for which they all are
   int64_t combineDone;  // uint32[nranks][chunks] runs stored
+  int64_t partialSent;  // uint64[nranks][chunks] epoch for which they all are
   int64_t sentRows;     // int64[nranks] records of the last dispatch
-  int64_t routing;      // [chunks] what the Router needs of a chunk, where an Exec has no faster memory
-  int64_t routingStride;
-  int64_t targets;     // int64[maxTokens][topk] packed rank and record slot (Target) of each entry that is the first of
-                       // its rank in its token, else -1
-  int64_t indexes;     // expert layouts: int32[maxTokens][topk], see RecordLayout
-  int64_t placeBases;  // [blocks] of: int64[nranks] first rows (rank layout) or int64[nranks][local experts]
+  int64_t zeroRow;      // combineRowBytes, never written
+  // What routing keeps where an Exec has no faster memory for it:
+  int64_t recordBases;  // byte*[blocks][nranks]
+  int64_t owners;       // int32[maxTokens][topk]
+  int64_t flags;        // uint8[maxTokens][topk]
+  int64_t bins;         // int32[blocks][kMaxParts][bins]
+  int64_t targets;      // byte*[maxTokens][topk] the record of each entry that is the first of its rank in its token,
+                        // else null
+  int64_t indexes;      // expert layouts: int32[maxTokens][topk], see RecordLayout
+  int64_t places;       // [blocks] what a receiving block knows, where an Exec has no faster memory for it. Within one:
   int64_t placeStride;
-  int64_t offsets;  // [blocks] of: int64[local experts + 1] (expert layouts) or int64[nranks + 1]
-  int64_t offsetStride;
+  int64_t bases;    // rank layout: int64[nranks] first rows; expert layouts: int64[nranks][local experts]
+  int64_t offsets;  // expert layouts: int64[local experts + 1]
+  int64_t sources;  // SourceInfo[nranks]
   int64_t bytes;
 };
 
@@ -180,14 +211,14 @@ struct HandleHead {
 struct HandleLayout {
   int64_t head;
   // What this rank sent.
-  int64_t ids;         // int32[maxTokens][topk]
-  int64_t weights;     // float[maxTokens][topk]
-  int64_t rankCounts;  // int32[maxTokens] distinct ranks of each token
+  int64_t ids;      // int32[maxTokens][topk]
+  int64_t weights;  // float[maxTokens][topk]
+  int64_t ranks;    // TokenRanks[maxTokens]
   // What this rank received.
   int64_t sourceRows;    // int64[nranks]
   int64_t sourceChunks;  // int32[nranks]
   int64_t sourceFirst;   // int64[nranks] rank layout: first row of each source
-  int64_t chunkEnds;     // int32[nranks][chunks]
+  int64_t chunkRanges;   // ChunkRange[nranks][chunks]
   int64_t tokens;        // int32[nranks][maxTokens] source token of each record
   int64_t ordinals;      // int32[nranks][maxTokens]
   int64_t rows;          // expert layouts: int32[nranks][maxTokens][topk] output row, -1: not here or left out

@@ -18,6 +18,14 @@
 #define MOE_UNROLL
 #endif
 
+// Before a loop that runs once an operation: instructions that are executed once must be fetched from far away, so
+// there should be few.
+#if defined(__CUDA_ARCH__)
+#define MOE_ROLL _Pragma("unroll 1")
+#else
+#define MOE_ROLL
+#endif
+
 #include <cstdint>
 
 namespace moe {

@@ -20,6 +20,7 @@ struct CommonArgs {
   std::byte* handle;  // null in a refused call
   int32_t blocks;
   int32_t sendBlocks;     // blocks 0 .. sendBlocks-1 send
+  int32_t signalBlock;    // tells the peers what has been sent; no lower than those that send
   int32_t receiveBlocks;  // the last receiveBlocks blocks receive; a block may do both
   int32_t refusal;        // moeResult_t with which this rank refuses its part of the call, else 0
   Refusal* outcome;       // zero before the call; a refused call is reported here by the last block

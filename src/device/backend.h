@@ -36,8 +36,9 @@ class Backend {
   // Waits for the counts of a dispatch whose send half is done, and gives its sizes for an output without bound.
   virtual Outcome count(DispatchArgs& args, void* stream, moeSizes_t* sizes) = 0;
 
-  // What has gone wrong in asynchronous operations since the last poll. Any thread.
-  virtual Outcome poll() = 0;
+  // What has gone wrong in asynchronous operations. A failure stays; a refusal is told until somebody takes it. Any
+  // thread.
+  virtual Outcome poll(bool takeRefusal) = 0;
   // True if operations are complete, and what they wrote can be read, when a call returns.
   virtual bool synchronous() const = 0;
   // Waits until no operation runs. Bounded, since all their waits are.

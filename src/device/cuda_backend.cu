@@ -40,11 +40,17 @@ class OnDevice {
   bool changed_ = false;
 };
 
-// Stages of combine hold parts of rows: small enough for many warps, large enough for the copy engine.
+// Parts of rows that are added, for the rows of a token's experts and for its partial rows: small, so that all warps
+// have stages.
 constexpr int64_t kSumStageBytes = 8192;
-constexpr int64_t kCopyStageBytes = 4096;
-constexpr int64_t kMostStageBytes = 32768;
-constexpr int64_t kFewTokens = 512;
+constexpr int32_t kSumWarps = 8;
+constexpr int64_t kAddStageBytes = 6144;
+// With fewer warps, two stages a warp are better than three.
+constexpr int64_t kLeastStreamers = 3;
+// Blocks that send one chunk when tokens are few.
+constexpr int64_t kMostSenders = kChunkTokens / kRunRows;
+// Larger tables stay in device memory.
+constexpr int64_t kMostTableBytes = 16384;
 
 // How the work of an operation is spread.
 struct Spread {
@@ -132,25 +138,39 @@ class CudaBackend : public Backend {
     Spread spread = dispatchSpread(copies);
     if (args.phases == kPhaseSend) spread.receive = 0;
     if (args.phases == kPhaseReceive) spread.send = 0;
-    spread.send = static_cast<int>(std::min<int64_t>(spread.send, chunks * kRunsPerChunk));
+    spread.send = static_cast<int>(std::min<int64_t>(spread.send, chunks * kMostSenders));
     DispatchLaunch launch{args, {}};
-    int warps = planWarps(&launch.grid, args.common.layout.record.end, dispatchItemBytes(args.common.layout));
-    run(Kernel::kDispatch, &launch, &launch.op.common, spread, warps, stream);
+    const Layout& layout = args.common.layout;
+    launch.grid.itemBytes = static_cast<int32_t>(roundUp(dispatchItemBytes(layout), 16));
+    launch.grid.tableBytes = tableBytes(layout);
+    launch.grid.stream =
+        staging(kDispatchWarps, room(launch.grid), bareWarpBytes(launch.grid), layout.record.end, kLeastStreamers);
+    launch.grid.warps = launch.grid.stream.warps;
+    run(Kernel::kDispatch, &launch, &launch.op.common, spread, stream);
     return {};
   }
 
   Outcome combine(CombineArgs& args, void* stream) override {
     const Shape& shape = args.common.layout.shape;
     CombineLaunch launch{args, {}};
-    int warps = planWarps(&launch.grid, combineStageBytes(shape), ReduceItem::bytes(shape.topk));
-    run(Kernel::kCombine, &launch, &launch.op.common, combineSpread(shape.expertLayout()), warps, stream);
+    int64_t most = shape.expertLayout() ? shape.topk : shape.distinct;
+    launch.grid.itemBytes = static_cast<int32_t>(roundUp(ReduceItem::bytes(most), 16));
+    launch.grid.warps = kCombineWarps;
+    int64_t forStages = room(launch.grid) - kCombineWarps * bareWarpBytes(launch.grid);
+    if (!shape.expertLayout()) {
+      launch.grid.stream = staging(kCombineWarps, forStages, 0, shape.combineRowBytes, kLeastStreamers);
+    }
+    int64_t part = shape.expertLayout() ? kSumStageBytes : kAddStageBytes;
+    int32_t warps = shape.expertLayout() ? kSumWarps : kCombineWarps;
+    launch.grid.reduce = staging(warps, forStages, 0, larger(part, 512 * most), warps);
+    run(Kernel::kCombine, &launch, &launch.op.common, combineSpread(shape.expertLayout()), stream);
     return {};
   }
 
   Outcome count(DispatchArgs& args, void* stream, moeSizes_t* sizes) override {
     DispatchLaunch launch{args, {}};
-    int warps = planWarps(&launch.grid, 0, 16);
-    run(Kernel::kCount, &launch, &launch.op.common, {0, 1, false}, warps, stream);
+    launch.grid.tableBytes = tableBytes(args.common.layout);
+    run(Kernel::kCount, &launch, &launch.op.common, {0, 1, false}, stream);
     OnDevice on(device_);
     auto* head = reinterpret_cast<HandleHead*>(args.common.handle + args.common.layout.handle.head);
     check(cudaMemcpyAsync(&reports_->sizes, &head->sizes, sizeof(moeSizes_t), cudaMemcpyDeviceToHost,
@@ -159,10 +179,10 @@ class CudaBackend : public Backend {
     // The kernel's waits are bounded, so this one is.
     check(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)), "cudaStreamSynchronize", device_);
     *sizes = reports_->sizes;
-    return poll();
+    return poll(true);
   }
 
-  Outcome poll() override {
+  Outcome poll(bool takeRefusal) override {
     std::lock_guard lock(pollMutex_);
     Outcome outcome;
     auto* reports = const_cast<volatile Reports*>(reports_);
@@ -172,7 +192,7 @@ class CudaBackend : public Backend {
     }
     if (reports->refusal.code) {
       outcome.refusal = reports_->refusal;
-      reports->refusal.code = 0;
+      if (takeRefusal) reports->refusal.code = 0;
     }
     return outcome;
   }
@@ -217,58 +237,50 @@ class CudaBackend : public Backend {
   }
 
   // Measured on two H200s: docs/performance.md.
-  Spread dispatchSpread(bool places) const { return places ? spread(16, 100, 1, 3) : spread(32, 64, 1, 3); }
+  Spread dispatchSpread(bool places) const { return places ? spread(16, 100, 1, 3) : spread(16, 7, 2, 3); }
   // Where rows are added before they are sent, all of them are read first.
-  Spread combineSpread(bool adds) const { return adds ? spread(96, 32, 3, 4) : spread(64, 64, 1, 2); }
+  Spread combineSpread(bool adds) const { return adds ? spread(90, 41, 2, 3) : spread(11, 12, 1, 2); }
 
-  // A stage holds parts of the rows of one token. Many tokens want many warps, and so small stages; few tokens leave
-  // warps over, and want each of their rows in one piece.
-  static int64_t combineStageBytes(const Shape& shape) {
-    int64_t most = shape.expertLayout() ? shape.topk : shape.distinct;
-    int64_t stage = shape.expertLayout() ? kSumStageBytes : kCopyStageBytes;
-    if (shape.maxTokens <= kFewTokens)
-      stage = std::min<int64_t>(shape.combineRowBytes * smaller(most, 2), kMostStageBytes);
-    return larger(stage, 512 * most);
+  static int32_t tableBytes(const Layout& layout) {
+    int64_t bytes = roundUp(layout.workspace.placeStride, 128);
+    return bytes <= kMostTableBytes ? static_cast<int32_t>(bytes) : 0;
   }
 
-  // As many blocks as wanted, or what config.numSms leaves, of which `part` in `of` send.
+  // As many blocks as wanted and one that signals, or what config.numSms leaves, of which `part` in `of` send.
   Spread spread(int send, int receive, int part, int of) const {
     int limit = numSms_ > 0 ? std::min(numSms_, sms_) : sms_;
-    if (limit < 2) return {1, 1, true};
-    if (limit >= send + receive) return {send, receive, false};
-    int sending = std::max(1, limit * part / of);
-    return {sending, limit - sending, false};
+    if (limit < 3) return {1, 1, true};
+    if (limit > send + receive) return {send, receive, false};
+    int sending = std::max(1, (limit - 1) * part / of);
+    return {sending, limit - 1 - sending, false};
   }
 
-  // Fills in how rows are staged; returns the warps of a block. `rowBytes` 0: nothing is staged.
-  int planWarps(CudaGrid* grid, int64_t rowBytes, int64_t itemBytes) const {
-    int64_t room = sharedBytes_ - spare_;
-    grid->itemBytes = static_cast<int32_t>(roundUp(itemBytes, 16));
-    int64_t stage = roundUp(rowBytes, 128);
-    for (int stages : {3, 2}) {
-      if (!staged_ || rowBytes == 0) break;
-      int64_t warpBytes = warpSharedBytes(stages, stage, grid->itemBytes);
-      int64_t warps = room / warpBytes;
-      if (warps < (stages == 3 ? 3 : 1)) continue;
-      grid->stages = stages;
-      grid->stageBytes = static_cast<int32_t>(stage);
-      grid->warpBytes = static_cast<int32_t>(warpBytes);
-      return static_cast<int>(std::min<int64_t>(warps, kMaxWarps));
+  // What a block has for stages, items and barriers.
+  int64_t room(const CudaGrid& grid) const { return sharedBytes_ - spare_ - 128 - grid.tableBytes; }
+
+  // As many warps of `most` as fit, each with `bare` bytes and its stages: three if that leaves `least` warps, else
+  // two.
+  Staging staging(int32_t most, int64_t room, int64_t bare, int64_t bytes, int64_t least) const {
+    auto stage = static_cast<int32_t>(roundUp(bytes, 128));
+    for (int32_t stages : {3, 2}) {
+      if (!staged_) break;
+      int64_t warps = room / (bare + int64_t{stages} * stage);
+      if (warps < (stages == 3 ? least : 1)) continue;
+      return {static_cast<int32_t>(std::min<int64_t>(warps, most)), stages, stage};
     }
-    grid->stages = 0;
-    grid->stageBytes = 0;
-    grid->warpBytes = static_cast<int32_t>(warpSharedBytes(0, 0, grid->itemBytes));
-    return static_cast<int>(std::min<int64_t>(kMaxWarps, room / grid->warpBytes));
+    return {most, 0, 0};
   }
 
   template <class Launch>
-  void run(Kernel kernel, Launch* launch, CommonArgs* common, Spread spread, int warps, void* stream) {
+  void run(Kernel kernel, Launch* launch, CommonArgs* common, Spread spread, void* stream) {
     OnDevice on(device_);
     auto target = static_cast<cudaStream_t>(stream);
     requireOwnStream(target);
-    int blocks = spread.together ? std::max(spread.send, spread.receive) : spread.send + spread.receive;
+    int signalling = spread.send > 0 ? 1 : 0;
+    int blocks = spread.together ? 1 : spread.send + signalling + spread.receive;
     common->blocks = blocks;
     common->sendBlocks = spread.send;
+    common->signalBlock = spread.together ? 0 : spread.send;
     common->receiveBlocks = spread.receive;
     common->outcome = &reports_->refusal;
     CudaGrid& grid = launch->grid;
@@ -279,9 +291,9 @@ class CudaBackend : public Backend {
     grid.nranks = nranks_;
     grid.rank = rank_;
     void* arguments[] = {launch};
-    auto shared = static_cast<size_t>(warps) * static_cast<size_t>(grid.warpBytes);
+    auto shared = static_cast<size_t>(moe::sharedBytes(grid));
     check(cudaLaunchKernel(kernelAddress(kernel), dim3(static_cast<unsigned>(blocks)),
-                           dim3(static_cast<unsigned>(32 * warps)), arguments, shared, target),
+                           dim3(static_cast<unsigned>(32 * warpsOf(kernel))), arguments, shared, target),
           "cudaLaunchKernel", device_);
     check(cudaEventRecord(last_, target), "cudaEventRecord", device_);
   }

@@ -1,209 +1,112 @@
 // SPDX-License-Identifier: Apache-2.0
-// The direct path's combine. The expert's rank adds a token's local rows and writes one partial row into the token's
-// own slot at its source: the address came with the token. The source adds the partial rows of each token.
+// The direct path's combine: partial rows go to the sources of their tokens, and each source adds those of a token.
 #pragma once
 
-#include "device/direct_receive.h"
+#include "device/direct_partials.h"
 #include "device/epochs.h"
 #include "device/row_jobs.h"
 #include "device/window_view.h"
 
 namespace moe {
 
-// What the two ways of sending partial rows share: which records are next, where their partial rows go, and the
-// signals.
-template <class X>
-class PartialRows {
- public:
-  MOE_PROTOCOL PartialRows(const X& x, const CombineArgs& a, uint64_t epoch)
-      : a_(a),
-        layout_(a.common.layout),
-        shape_(layout_.shape),
-        handle_(a.common),
-        work_(a.common),
-        epoch_(epoch),
-        runs_(shape_, int64_t{x.block()} * x.warps() + x.warp(), int64_t{a.common.sendBlocks} * x.warps()) {}
-
-  MOE_PROTOCOL int64_t rows() const {
-    int64_t chunks = 0;
-    for (int source = 0; source < shape_.nranks; ++source) chunks = larger(chunks, *handle_.sourceChunks(source));
-    return runs_.rows(chunks);
-  }
-  MOE_PROTOCOL int64_t rowBytes() const { return shape_.combineRowBytes; }
-
-  MOE_PROTOCOL void finishedRun(X& x, int64_t i) const {
-    int source = runs_.source(i);
-    int64_t chunk = runs_.chunk(i);
-    if (x.lane() != 0 || chunk >= *handle_.sourceChunks(source)) return;
-    if (x.arrive(work_.combineDone(source, chunk), 1) != kRunsPerChunk) return;
-    x.reset(work_.combineDone(source, chunk));
-    CombineWindow window(layout_, a_.common.windows[source], epoch_);
-    x.signal(window.chunkSignal(shape_.rank, chunk), epoch_);
-  }
-
- protected:
-  // The records of a run.
-  struct Records {
-    int source;
-    int64_t first, count;
-  };
-  MOE_PROTOCOL Records recordsOf(int64_t i) const {
-    int source = runs_.source(i);
-    int64_t chunk = runs_.chunk(i);
-    if (chunk >= *handle_.sourceChunks(source)) return {source, 0, 0};
-    const int32_t* ends = handle_.chunkEnds(source);
-    int64_t first = (chunk > 0 ? ends[chunk - 1] : 0) + runs_.row(i);
-    return {source, first, larger(0, smaller(kRunRows, ends[chunk] - first))};
-  }
-
-  MOE_PROTOCOL std::byte* partialRow(int source, int64_t slot) const {
-    CombineWindow window(layout_, a_.common.windows[source], epoch_);
-    return window.row(*handle_.token(source, slot), *handle_.ordinal(source, slot));
-  }
-
-  const CombineArgs& a_;
-  const Layout& layout_;
-  const Shape& shape_;
-  HandleView handle_;
-  Workspace work_;
-  uint64_t epoch_;
-  SourceRuns runs_;
-};
-
-// Expert layouts: the rows of a token's local experts are added, as a reduce job.
-template <class X>
-class SumJob : public PartialRows<X> {
- public:
-  using PartialRows<X>::PartialRows;
-
-  MOE_PROTOCOL int64_t itemBytes() const { return ReduceItem::bytes(this->shape_.topk); }
-  MOE_PROTOCOL int64_t mostSources() const { return this->shape_.topk; }
-  MOE_PROTOCOL bool wide() const {
-    const RowsIn& rows = this->a_.rows;
-    return (reinterpret_cast<uintptr_t>(rows.data) | static_cast<uintptr_t>(rows.stride | this->rowBytes())) % 16 == 0;
-  }
-  MOE_PROTOCOL bool weighted() const { return this->a_.applyWeights; }
-  MOE_PROTOCOL int32_t type() const { return this->shape_.combineType; }
-  MOE_PROTOCOL int64_t elements() const { return this->shape_.hidden; }
-
-  MOE_PROTOCOL bool beginRun(X& x, int64_t i, RunItems items) const {
-    auto records = this->recordsOf(i);
-    int32_t topk = this->shape_.topk;
-    for (int j = x.lane(); j < kRunRows; j += x.lanes()) {
-      bool some = j < records.count;
-      *items.as<ReduceItem>(j) = {some ? this->partialRow(records.source, records.first + j) : nullptr, topk};
-    }
-    auto entries = static_cast<int32_t>(records.count) * topk;
-    for (int32_t entry = x.lane(); entry < entries; entry += x.lanes()) {
-      int32_t j = entry / topk, k = entry % topk;
-      int32_t row = this->handle_.rows(records.source, records.first + j)[k];
-      float weight = this->handle_.rowWeights(records.source, records.first + j)[k];
-      items.as<ReduceItem>(j)->sources()[k] = {row >= 0 ? this->a_.rows.data + row * this->a_.rows.stride : nullptr,
-                                               weight};
-    }
-    return true;
-  }
-};
-
-// moeLayoutRank: the caller's row is the partial row; a sum of one.
-template <class X>
-class CopyJob : public PartialRows<X> {
- public:
-  using PartialRows<X>::PartialRows;
-
-  MOE_PROTOCOL int64_t itemBytes() const { return ReduceItem::bytes(1); }
-  MOE_PROTOCOL int64_t mostSources() const { return 1; }
-  MOE_PROTOCOL bool weighted() const { return false; }
-  MOE_PROTOCOL int32_t type() const { return this->shape_.combineType; }
-  MOE_PROTOCOL int64_t elements() const { return this->shape_.hidden; }
-  MOE_PROTOCOL bool wide() const {
-    const RowsIn& rows = this->a_.rows;
-    int64_t inWindow = this->rowBytes();
-    if (this->a_.inPlace) return inWindow % 16 == 0;
-    return (reinterpret_cast<uintptr_t>(rows.data) | static_cast<uintptr_t>(rows.stride | inWindow)) % 16 == 0;
-  }
-
-  MOE_PROTOCOL bool beginRun(X& x, int64_t i, RunItems items) const {
-    auto records = this->recordsOf(i);
-    for (int j = x.lane(); j < kRunRows; j += x.lanes()) {
-      bool some = j < records.count;
-      int64_t slot = records.first + j;
-      auto* item = items.as<ReduceItem>(j);
-      item->result = some ? this->partialRow(records.source, slot) : nullptr;
-      item->count = 1;
-      // A row that the dispatch's output had no room for counts as zero.
-      item->sources()[0] = {some ? inputRow(records.source, slot) : nullptr, 1.0f};
-    }
-    return true;
-  }
-
- private:
-  MOE_PROTOCOL const std::byte* inputRow(int source, int64_t slot) const {
-    const CombineArgs& a = this->a_;
-    if (a.inPlace) {
-      DispatchWindow window(this->layout_, a.common.window(), a.common.handleHead()->dispatchEpoch);
-      return window.record(source, slot) + this->layout_.record.payload[0];
-    }
-    int64_t row = *this->handle_.sourceFirst(source) + slot;
-    return row < a.common.handleHead()->capacity ? a.rows.data + row * a.rows.stride : nullptr;
-  }
-};
-
-// This rank's tokens as a reduce job.
+// This rank's tokens as a reduce job. A run is so many tokens, or a slice of one.
 template <class X>
 class TokenJob {
  public:
-  MOE_PROTOCOL TokenJob(const X& x, const CombineArgs& a, uint64_t epoch)
+  static constexpr bool kOnlyAdds = true;
+  struct Lane {
+    Claims<X> claims;
+    bool begun = false;
+    uint32_t known = UINT32_MAX;  // the run of which this lane's token is in `ranks`
+    TokenRanks ranks{};
+    int64_t chunk = -1;  // has arrived
+  };
+
+  MOE_PROTOCOL TokenJob(const X& x, const CombineArgs& a, const Epoch& epoch)
       : a_(a),
         shape_(a.common.layout.shape),
         handle_(a.common),
         window_(a.common.layout, a.common.window(), epoch),
         epoch_(epoch),
-        tokens_(a.common.handleHead()->numTokens),
-        warp_(receivingWarp(x, a.common)),
-        warps_(int64_t{a.common.receiveBlocks} * x.warps()) {}
-
-  MOE_PROTOCOL int64_t rows() const {
-    int64_t runs = ceilDiv(tokens_, kRunRows);
-    return warp_ < runs ? ceilDiv(runs - warp_, warps_) * kRunRows : 0;
-  }
+        outputs_(a),
+        ownFirst_(*handle_.sourceFirst(shape_.rank)),
+        tokens_(static_cast<uint32_t>(a.common.handleHead()->numTokens)),
+        grain_(tokens_, sharers(a) * x.reducers(), shape_.combineRowBytes, {kEvenRuns, true}),
+        total_((tokens_ + static_cast<uint32_t>(grain_.rows) - 1) / static_cast<uint32_t>(grain_.rows) *
+               static_cast<uint32_t>(grain_.slices)) {}
 
   MOE_PROTOCOL int64_t itemBytes() const { return ReduceItem::bytes(shape_.distinct); }
   MOE_PROTOCOL int64_t mostSources() const { return shape_.distinct; }
   MOE_PROTOCOL bool wide() const {
     const RowsOut& out = a_.output;
-    return (reinterpret_cast<uintptr_t>(out.data) | static_cast<uintptr_t>(out.stride | rowBytes())) % 16 == 0;
+    auto bits = reinterpret_cast<uintptr_t>(out.data) | static_cast<uintptr_t>(out.stride | rowBytes());
+    if (!shape_.expertLayout() && !a_.inPlace) {
+      bits |= reinterpret_cast<uintptr_t>(a_.rows.data) | static_cast<uintptr_t>(a_.rows.stride);
+    }
+    return bits % 16 == 0;
   }
   MOE_PROTOCOL bool weighted() const { return false; }
   MOE_PROTOCOL int32_t type() const { return shape_.combineType; }
-  MOE_PROTOCOL int64_t elements() const { return shape_.hidden; }
-  MOE_PROTOCOL int64_t rowBytes() const { return shape_.combineRowBytes; }
+  MOE_PROTOCOL int64_t rowBytes() const { return shape_.combineRowBytes / grain_.slices; }
 
-  MOE_PROTOCOL bool beginRun(X& x, int64_t i, RunItems items) {
-    int64_t first = (warp_ + i / kRunRows * warps_) * kRunRows;
-    if (!waitForChunk(x, first / kChunkTokens)) return false;
-    for (int j = x.lane(); j < kRunRows; j += x.lanes()) {
-      int64_t token = first + j;
-      bool some = token < tokens_;
+  // In moeLayoutRank blocks that have sent help with what is left. Where rows are added before they are sent, only the
+  // receiving blocks are here, and turns cost less than claims.
+  MOE_PROTOCOL void start(X& x, Lane& lane) const {
+    if (!shape_.expertLayout()) return lane.claims.startClaims(x, &a_.common.control()->claimedTokens);
+    lane.claims.startTurns(static_cast<uint32_t>(receivingWarp(x, a_.common, x.reducers())),
+                           static_cast<uint32_t>(a_.common.receiveBlocks * x.reducers()));
+  }
+
+  MOE_PROTOCOL void prefetchRun(X& x, int64_t, Lane& lane) const {
+    lane.known = lane.claims.next();
+    uint32_t token = firstToken(lane.known) + static_cast<uint32_t>(x.lane());
+    if (lane.known < total_ && x.lane() < grain_.rows && token < tokens_) lane.ranks = *handle_.ranks(token);
+  }
+
+  MOE_PROTOCOL RunState beginRun(X& x, int64_t, RunItems items, Lane& lane) const {
+    if (lane.begun) lane.claims.advance(x);
+    lane.begun = true;
+    uint32_t run = lane.claims.now();
+    if (run >= total_) return RunState::kEnd;
+    uint32_t first = firstToken(run);
+    int64_t offset = run % static_cast<uint32_t>(grain_.slices) * rowBytes();
+    if (!waitForChunk(x, first / static_cast<uint32_t>(kChunkTokens), lane)) return RunState::kFailed;
+    MOE_ROLL for (int j = x.lane(); j < kRunRows; j += x.lanes()) {
+      int64_t token = int64_t{first} + j;
       auto* item = items.as<ReduceItem>(j);
-      item->result = some ? a_.output.data + token * a_.output.stride : nullptr;
-      item->count = some ? *handle_.rankCount(token) : 0;
-      for (int ordinal = 0; ordinal < item->count; ++ordinal) {
-        item->sources()[ordinal] = {window_.row(token, ordinal), 1.0f};
+      if (j >= grain_.rows || token >= tokens_) {
+        *item = {nullptr, 0};
+        continue;
+      }
+      TokenRanks ranks = run == lane.known && j == x.lane() ? lane.ranks : *handle_.ranks(token);
+      *item = {a_.output.data + token * a_.output.stride + offset, ranks.count};
+      MOE_ROLL for (int ordinal = 0; ordinal < ranks.count; ++ordinal) {
+        bool own = ranks.ownSlot >= 0 && ordinal == ranks.ownOrdinal && !shape_.expertLayout();
+        const std::byte* row = own ? outputs_.row(shape_.rank, ranks.ownSlot, ownFirst_) : window_.row(token, ordinal);
+        item->sources()[ordinal] = {row ? row + offset : nullptr, 1.0f};
       }
     }
-    return true;
+    return RunState::kReady;
   }
-  MOE_PROTOCOL void finishedRun(X&, int64_t) const {}
+  MOE_PROTOCOL void finishedRun(X&, int64_t, Lane&) const {}
 
  private:
-  MOE_PROTOCOL bool waitForChunk(X& x, int64_t chunk) {
-    if (chunk == chunk_) return true;
+  // Blocks that share the tokens.
+  MOE_PROTOCOL static int64_t sharers(const CombineArgs& a) {
+    return a.common.layout.shape.expertLayout() ? a.common.receiveBlocks : a.common.blocks;
+  }
+  MOE_PROTOCOL uint32_t firstToken(uint32_t run) const {
+    return run / static_cast<uint32_t>(grain_.slices) * static_cast<uint32_t>(grain_.rows);
+  }
+
+  MOE_PROTOCOL bool waitForChunk(X& x, int64_t chunk, Lane& lane) const {
+    if (chunk == lane.chunk) return true;
     bool ok = true;
-    for (int sender = x.lane(); ok && sender < shape_.nranks; sender += x.lanes()) {
+    MOE_ROLL for (int sender = x.lane(); ok && sender < shape_.nranks; sender += x.lanes()) {
+      if (sender == shape_.rank && !shape_.expertLayout()) continue;
       ok = x.wait(window_.chunkSignal(sender, chunk), epoch_, Awaited::kCombineRows, sender);
     }
-    chunk_ = chunk;
+    lane.chunk = chunk;
     return x.warpAll(ok);
   }
 
@@ -211,17 +114,19 @@ class TokenJob {
   const Shape& shape_;
   HandleView handle_;
   CombineWindow window_;
-  uint64_t epoch_;
-  int64_t tokens_;
-  int64_t warp_, warps_;
-  int64_t chunk_ = -1;
+  Epoch epoch_;
+  ExpertRows outputs_;
+  int64_t ownFirst_;  // row of this rank's own first record
+  uint32_t tokens_;
+  Grain grain_;
+  uint32_t total_;  // runs
 };
 
 // Tells every source which dispatch this rank combines. One block.
 template <class X>
-MOE_PROTOCOL void tellHeads(X& x, const CombineArgs& a, uint64_t epoch) {
+MOE_PROTOCOL void tellHeads(X& x, const CombineArgs& a, const Epoch& epoch) {
   const Layout& layout = a.common.layout;
-  for (int peer = x.thread(); peer < layout.shape.nranks; peer += x.threads()) {
+  MOE_ROLL for (int peer = x.thread(); peer < layout.shape.nranks; peer += x.threads()) {
     CombineWindow window(layout, a.common.windows[peer], epoch);
     int64_t dispatched = 0;
     int32_t chunks = 0;
@@ -238,7 +143,7 @@ MOE_PROTOCOL void tellHeads(X& x, const CombineArgs& a, uint64_t epoch) {
 MOE_PROTOCOL inline Refusal checkHeads(const CombineArgs& a, const CombineWindow& window) {
   const Shape& shape = a.common.layout.shape;
   int64_t mine = a.common.handle ? static_cast<int64_t>(a.common.handleHead()->dispatchEpoch) : 0;
-  for (int sender = 0; sender < shape.nranks; ++sender) {
+  MOE_ROLL for (int sender = 0; sender < shape.nranks; ++sender) {
     const CombineHead& head = *window.head(sender);
     if (head.refusal != 0) return {head.refusal, sender, 0, 0};
     if (a.common.handle && head.dispatchEpoch != mine) return {moeMismatch, sender, head.dispatchEpoch, mine};
@@ -246,25 +151,30 @@ MOE_PROTOCOL inline Refusal checkHeads(const CombineArgs& a, const CombineWindow
   return {0, 0, 0, 0};
 }
 
-// The receiving half of a combine. All warps of the last receiveBlocks blocks; false after a failure.
+// The receiving half of a combine. All warps of the receiving blocks, and in moeLayoutRank of those that have sent;
+// false after a failure.
 template <class X>
-MOE_PROTOCOL bool receiveCombine(X& x, const CombineArgs& a, uint64_t epoch) {
+MOE_PROTOCOL bool receiveCombine(X& x, const CombineArgs& a, const Epoch& epoch) {
   const Shape& shape = a.common.layout.shape;
   CombineWindow window(a.common.layout, a.common.window(), epoch);
   bool ok = true;
-  for (int sender = x.thread(); ok && sender < shape.nranks; sender += x.threads()) {
+  MOE_ROLL for (int sender = x.thread(); ok && sender < shape.nranks; sender += x.threads()) {
     ok = x.wait(window.headSignal(sender), epoch, Awaited::kCombineHead, sender);
   }
   if (!x.barrier(ok)) return false;
   Refusal refusal = checkHeads(a, window);
   if (refusal.code == 0) {
-    TokenJob<X> job(x, a, epoch);
-    return x.barrier(x.reduceRows(job.rows(), job));
+    if (x.warp() < x.reducers()) {
+      TokenJob<X> job(x, a, epoch);
+      ok = x.reduceRows(job);
+    }
+    return x.barrier(ok);
   }
   if (x.block() == a.common.blocks - 1 && x.thread() == 0) *a.common.outcome = refusal;
-  for (int sender = 0; ok && sender < shape.nranks; ++sender) {
+  MOE_ROLL for (int sender = 0; ok && sender < shape.nranks; ++sender) {
+    if (sender == shape.rank && !shape.expertLayout()) continue;  // sends itself nothing
     int64_t chunks = smaller(window.head(sender)->chunks, shape.chunks);
-    for (int64_t chunk = x.thread(); ok && chunk < chunks; chunk += x.threads()) {
+    MOE_ROLL for (int64_t chunk = x.thread(); ok && chunk < chunks; chunk += x.threads()) {
       ok = x.wait(window.chunkSignal(sender, chunk), epoch, Awaited::kCombineRows, sender);
     }
   }
@@ -273,7 +183,7 @@ MOE_PROTOCOL bool receiveCombine(X& x, const CombineArgs& a, uint64_t epoch) {
 
 // What one combine leaves behind. One thread, after all blocks.
 template <class X>
-MOE_PROTOCOL void finishCombine(X& x, const CombineArgs& a, uint64_t epoch) {
+MOE_PROTOCOL void finishCombine(X& x, const CombineArgs& a, const Epoch& epoch) {
   const Layout& layout = a.common.layout;
   Control* control = a.common.control();
   control->combineEpoch = epoch;
@@ -281,7 +191,7 @@ MOE_PROTOCOL void finishCombine(X& x, const CombineArgs& a, uint64_t epoch) {
                [&](int peer) { return consumedCombine(layout, a.common.windows[peer], layout.shape.rank); });
   if (!a.common.handle) return;
   HandleView handle(a.common);
-  for (int source = 0; source < layout.shape.nranks; ++source) {
+  MOE_ROLL for (int source = 0; source < layout.shape.nranks; ++source) {
     (source == layout.shape.rank ? control->selfCombineRows : control->mappedCombineRows) +=
         static_cast<uint64_t>(*handle.sourceRows(source));
   }
@@ -291,34 +201,67 @@ MOE_PROTOCOL void finishCombine(X& x, const CombineArgs& a, uint64_t epoch) {
 }
 
 template <class X>
-MOE_PROTOCOL bool sendPartialRows(X& x, const CombineArgs& a, uint64_t epoch) {
+MOE_PROTOCOL bool sendPartialRows(X& x, const CombineArgs& a, const Epoch& epoch) {
   if (a.common.layout.shape.expertLayout()) {
+    if (x.warp() >= x.reducers()) return true;
     SumJob<X> job(x, a, epoch);
-    return x.reduceRows(job.rows(), job);
+    return x.reduceRows(job);
   }
+  if (x.warp() >= x.streamers()) return true;
   CopyJob<X> job(x, a, epoch);
-  return x.reduceRows(job.rows(), job);
+  return x.streamRows(job.rows(), job);
+}
+
+// Tells every source what has been sent to it. All warps of one block; see signalChunks.
+template <class X>
+MOE_PROTOCOL bool signalPartialRows(X& x, const CombineArgs& a, const Epoch& epoch) {
+  bool ok = x.barrier(peersConsumed(x, a.common, epoch, consumedCombine));
+  if (!ok) return false;
+  tellHeads(x, a, epoch);
+  if (!a.common.handle) return true;
+  const Layout& layout = a.common.layout;
+  Workspace work(a.common);
+  HandleView handle(a.common);
+  SentChunks all(a);
+  MOE_ROLL for (uint32_t nth = static_cast<uint32_t>(x.warp()); ok && nth < all.count();
+                nth += static_cast<uint32_t>(x.warps())) {
+    auto chunk = all.at(nth);
+    if (chunk.chunk >= *handle.sourceChunks(chunk.source)) continue;
+    if (x.lane() == 0) {
+      ok = x.wait(work.partialSent(chunk.source, chunk.chunk), epoch, Awaited::kSent, layout.shape.rank);
+      CombineWindow window(layout, a.common.windows[chunk.source], epoch);
+      if (ok) x.signal(window.chunkSignal(layout.shape.rank, chunk.chunk), epoch);
+    }
+    ok = x.warpAll(ok);
+  }
+  return ok;
 }
 
 // A combine on every warp of the grid. False after a failure, which the Exec has recorded.
 template <class X>
 MOE_PROTOCOL bool directCombine(X& x, const CombineArgs& a) {
   Control* control = a.common.control();
-  uint64_t epoch = control->combineEpoch + 1;
+  Epoch epoch(control->combineEpoch + 1, a.common.layout.shape);
   // A refused dispatch was refused on all ranks: all leave its combine out, and nobody is told.
   bool leftOut = a.common.handle && a.common.handleHead()->refusal != 0;
   bool ok = true;
   if (!leftOut && x.block() < a.common.sendBlocks) {
-    ok = waitConsumed(x, a.common, epoch, consumedCombine);
-    if (ok && x.block() == 0) tellHeads(x, a, epoch);
+    ok = x.barrier(peersConsumed(x, a.common, epoch, consumedCombine));
     if (ok && a.common.handle) ok = sendPartialRows(x, a, epoch);
   }
   if (!x.barrier(ok)) return false;
-  bool receives = !leftOut && x.block() >= a.common.blocks - a.common.receiveBlocks;
-  if (receives && !receiveCombine(x, a, epoch)) return false;
+  if (!leftOut && x.block() == a.common.signalBlock) ok = signalPartialRows(x, a, epoch);
+  if (!x.barrier(ok)) return false;
+  bool receives = x.block() >= a.common.blocks - a.common.receiveBlocks;
+  // A block that has sent may help, but not in place of the one that signals: the peers wait for that.
+  if (!receives && !a.common.layout.shape.expertLayout()) {
+    receives = x.barrier(x.thread() != 0 || x.started(&control->ticket, a.common.signalBlock));
+  }
+  if (!leftOut && receives && !receiveCombine(x, a, epoch)) return false;
   if (x.lastBlock(&control->finishedBlocks, a.common.blocks) && x.thread() == 0) {
     x.reset(&control->finishedBlocks);
     x.reset(&control->ticket);
+    x.reset(&control->claimedTokens);
     if (leftOut) {
       const HandleHead& head = *a.common.handleHead();
       *a.common.outcome = {static_cast<int32_t>(head.refusal), static_cast<int32_t>(head.refusedBy), 0, 0};

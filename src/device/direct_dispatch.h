@@ -2,30 +2,33 @@
 // The direct path's dispatch: the operation as a whole.
 #pragma once
 
-#include "device/direct_receive.h"
+#include "device/direct_place.h"
 #include "device/direct_send.h"
 
 namespace moe {
 
-// Marks output rows first .. end-1 as empty. All threads of all receiving blocks share the rows.
-template <class X>
-MOE_PROTOCOL void markEmpty(const X& x, const DispatchArgs& a, int64_t first, int64_t end) {
+// Marks output row `row` as empty.
+MOE_PROTOCOL inline void markEmpty(const DispatchArgs& a, int64_t row) {
   const Shape& shape = a.common.layout.shape;
-  int64_t block = x.block() - (a.common.blocks - a.common.receiveBlocks);
-  int64_t step = int64_t{a.common.receiveBlocks} * x.threads();
-  for (int64_t row = first + block * x.threads() + x.thread(); row < end; row += step) {
-    if (a.outSources) a.outSources[2 * row] = a.outSources[2 * row + 1] = -1;
-    if (a.outRowExperts) a.outRowExperts[row] = -1;
-    if (shape.expertLayout()) {
-      if (a.outWeights) a.outWeights[row] = 0;
-      continue;
-    }
-    for (int64_t at = row * shape.topk; at < (row + 1) * shape.topk; ++at) {
-      if (a.outIds && a.wideOutIds) static_cast<int64_t*>(a.outIds)[at] = -1;
-      if (a.outIds && !a.wideOutIds) static_cast<int32_t*>(a.outIds)[at] = -1;
-      if (a.outWeights) a.outWeights[at] = 0;
-    }
+  if (a.outSources) a.outSources[2 * row] = a.outSources[2 * row + 1] = -1;
+  if (a.outRowExperts) a.outRowExperts[row] = -1;
+  if (shape.expertLayout()) {
+    if (a.outWeights) a.outWeights[row] = 0;
+    return;
   }
+  MOE_ROLL for (int64_t at = row * shape.topk; at < (row + 1) * shape.topk; ++at) {
+    if (a.outIds && a.wideOutIds) static_cast<int64_t*>(a.outIds)[at] = -1;
+    if (a.outIds && !a.wideOutIds) static_cast<int32_t*>(a.outIds)[at] = -1;
+    if (a.outWeights) a.outWeights[at] = 0;
+  }
+}
+
+// Marks output rows first .. end-1 as empty. `parts` warps share them, of which this one is number `part`.
+template <class X>
+MOE_PROTOCOL void markEmpty(const X& x, const DispatchArgs& a, int64_t first, int64_t end, int64_t part,
+                            int64_t parts) {
+  MOE_ROLL for (int64_t row = first + part * x.lanes() + x.lane(); row < end; row += parts * x.lanes())
+      markEmpty(a, row);
 }
 
 // Marks every output row that no record fills.
@@ -33,22 +36,27 @@ template <class X>
 MOE_PROTOCOL void markGaps(const X& x, const DispatchArgs& a, const Arrivals<X>& arrivals) {
   if (!a.outIds && !a.outWeights && !a.outSources && !a.outRowExperts) return;
   const Shape& shape = a.common.layout.shape;
+  int64_t warp = receivingWarp(x, a.common, x.warps()), warps = int64_t{a.common.receiveBlocks} * x.warps();
   if (!shape.expertLayout()) {
     int64_t end = 0;
-    for (int source = 0; source < shape.nranks; ++source) {
+    MOE_ROLL for (int source = 0; source < shape.nranks; ++source) {
       end = arrivals.sourceRow(source, arrivals.deliveredFrom(source));
-      if (a.views) markEmpty(x, a, end, (source + 1) * shape.maxTokens);
+      if (a.views) markEmpty(x, a, end, (source + 1) * shape.maxTokens, warp, warps);
     }
-    if (!a.views) markEmpty(x, a, end, a.capacity);
+    if (!a.views) markEmpty(x, a, end, a.capacity, warp, warps);
     return;
   }
+  // Warps take an expert each, or, where they are more, a part of one.
   bool padded = shape.layout == moeLayoutExpertPadded;
-  for (int64_t expert = 0; expert < arrivals.local(); ++expert) {
+  int64_t local = arrivals.local();
+  int64_t parts = local > 0 ? larger(1, warps / local) : 1;
+  MOE_ROLL for (int64_t at = warp; at < local * parts; at += warps) {
+    auto expert = static_cast<int32_t>(at / parts);
     int64_t first = arrivals.offsets()[expert] + arrivals.delivered(expert);
     int64_t end = arrivals.offsets()[expert + 1];
-    markEmpty(x, a, first, padded ? end : smaller(end, a.capacity));
+    markEmpty(x, a, first, padded ? end : smaller(end, a.capacity), at % parts, parts);
   }
-  if (!padded) markEmpty(x, a, arrivals.offsets()[arrivals.local()], a.capacity);
+  if (!padded) markEmpty(x, a, arrivals.offsets()[local], a.capacity, warp, warps);
 }
 
 // Writes the small outputs, and into the handle what combine needs to know. All threads of one block.
@@ -56,34 +64,30 @@ template <class X>
 MOE_PROTOCOL void writeCounts(const X& x, const DispatchArgs& a, const Arrivals<X>& arrivals) {
   const Shape& shape = a.common.layout.shape;
   HandleView handle(a.common);
-  for (int source = x.thread(); source < shape.nranks; source += x.threads()) {
-    *handle.sourceRows(source) = arrivals.counts(source).rows;
-    *handle.sourceChunks(source) = arrivals.counts(source).chunks;
+  MOE_ROLL for (int source = x.thread(); source < shape.nranks; source += x.threads()) {
+    const SourceInfo& info = arrivals.source(source);
+    *handle.sourceRows(source) = info.rows;
+    *handle.sourceChunks(source) = info.chunks;
     *handle.sourceFirst(source) = shape.expertLayout() ? 0 : arrivals.sourceRow(source, 0);
-    int64_t valid = shape.expertLayout() ? arrivals.counts(source).rows : arrivals.deliveredFrom(source);
+    int64_t valid = shape.expertLayout() ? info.rows : arrivals.deliveredFrom(source);
     if (a.outRankCounts) a.outRankCounts[source] = static_cast<int32_t>(valid);
     if (a.outRankOffsets && !shape.expertLayout()) a.outRankOffsets[source] = arrivals.sourceRow(source, 0);
   }
-  for (int64_t at = x.thread(); at < shape.nranks * shape.chunks; at += x.threads()) {
-    auto source = static_cast<int>(at / shape.chunks);
-    int64_t chunk = at % shape.chunks;
-    if (chunk < arrivals.counts(source).chunks) {
-      handle.chunkEnds(source)[chunk] = arrivals.window().chunkEnds(source)[chunk];
+  MOE_ROLL for (int32_t expert = x.thread(); shape.expertLayout() && expert <= arrivals.local();
+                expert += x.threads()) {
+    if (a.outExpertCounts && expert < arrivals.local()) {
+      a.outExpertCounts[expert] = static_cast<int32_t>(arrivals.delivered(expert));
     }
-  }
-  for (int64_t expert = x.thread(); shape.expertLayout() && expert < arrivals.local(); expert += x.threads()) {
-    if (a.outExpertCounts) a.outExpertCounts[expert] = static_cast<int32_t>(arrivals.delivered(expert));
     if (a.outExpertOffsets) a.outExpertOffsets[expert] = arrivals.offsets()[expert];
   }
-  if (x.thread() != 0) return;
-  if (a.outExpertOffsets && shape.expertLayout()) {
-    a.outExpertOffsets[arrivals.local()] = arrivals.offsets()[arrivals.local()];
-  }
+  if (x.warp() != 0) return;
   moeSizes_t sizes = arrivals.sizes();
-  a.common.handleHead()->sizes = sizes;
-  a.common.handleHead()->views = a.views;
-  a.common.handleHead()->refusal = 0;
-  a.common.handleHead()->capacity = a.views ? kUnbounded : a.capacity;
+  if (x.lane() != 0) return;
+  HandleHead* head = a.common.handleHead();
+  head->sizes = sizes;
+  head->views = a.views;
+  head->refusal = 0;
+  head->capacity = a.views ? kUnbounded : a.capacity;
   if (a.outSizes) *a.outSizes = sizes;
 }
 
@@ -92,11 +96,12 @@ MOE_PROTOCOL void writeCounts(const X& x, const DispatchArgs& a, const Arrivals<
 template <class X>
 MOE_PROTOCOL void writeNoCounts(const X& x, const DispatchArgs& a) {
   const Shape& shape = a.common.layout.shape;
-  for (int source = x.thread(); source < shape.nranks; source += x.threads()) {
+  MOE_ROLL for (int source = x.thread(); source < shape.nranks; source += x.threads()) {
     if (a.outRankCounts) a.outRankCounts[source] = 0;
     if (a.outRankOffsets && !shape.expertLayout()) a.outRankOffsets[source] = 0;
   }
-  for (int64_t expert = x.thread(); shape.expertLayout() && expert <= shape.localExperts(); expert += x.threads()) {
+  MOE_ROLL for (int64_t expert = x.thread(); shape.expertLayout() && expert <= shape.localExperts();
+                expert += x.threads()) {
     if (a.outExpertCounts && expert < shape.localExperts()) a.outExpertCounts[expert] = 0;
     if (a.outExpertOffsets) a.outExpertOffsets[expert] = 0;
   }
@@ -114,11 +119,11 @@ MOE_PROTOCOL inline void noteRefusal(const CommonArgs& common, int32_t code, int
 // A dispatch that somebody refused: nothing is placed, but what was sent is waited for, so that the buffers stay in
 // step.
 template <class X>
-MOE_PROTOCOL bool drainDispatch(X& x, const DispatchArgs& a, const Arrivals<X>& arrivals, uint64_t epoch) {
+MOE_PROTOCOL bool drainDispatch(X& x, const DispatchArgs& a, const Arrivals<X>& arrivals, const Epoch& epoch) {
   const Shape& shape = a.common.layout.shape;
   bool ok = true;
-  for (int source = 0; ok && source < shape.nranks; ++source) {
-    for (int64_t chunk = x.thread(); ok && chunk < arrivals.counts(source).chunks; chunk += x.threads()) {
+  MOE_ROLL for (int source = 0; ok && source < shape.nranks; ++source) {
+    MOE_ROLL for (int64_t chunk = x.thread(); ok && chunk < arrivals.source(source).chunks; chunk += x.threads()) {
       ok = x.wait(arrivals.window().chunkSignal(source, chunk), epoch, Awaited::kRows, source);
     }
   }
@@ -127,33 +132,35 @@ MOE_PROTOCOL bool drainDispatch(X& x, const DispatchArgs& a, const Arrivals<X>& 
 
 // The receiving half of a dispatch. All warps of the last receiveBlocks blocks; false after a failure.
 template <class X>
-MOE_PROTOCOL bool receiveDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
+MOE_PROTOCOL bool receiveDispatch(X& x, const DispatchArgs& a, const Epoch& epoch) {
   Arrivals<X> arrivals(x, a, epoch);
   bool reports = x.block() == a.common.blocks - 1;
   if (reports) writeNoCounts(x, a);
   if (!arrivals.waitForCounts()) return false;
   int refusedBy = findRefusal(a.common.layout.shape, arrivals.window());
   if (refusedBy >= 0) {
-    if (reports && x.thread() == 0) noteRefusal(a.common, arrivals.counts(refusedBy).refusal, refusedBy);
+    if (reports && x.thread() == 0) noteRefusal(a.common, arrivals.window().counts(refusedBy)->refusal, refusedBy);
     return drainDispatch(x, a, arrivals, epoch);
   }
   if (!arrivals.findPlaces()) return false;
   if (reports) writeCounts(x, a, arrivals);
   markGaps(x, a, arrivals);
-  PlaceJob<X> job(x, a, arrivals, epoch);
+  if (a.views) return noteViews(x, a, arrivals);
+  if (x.warp() >= x.streamers()) return true;
+  PlaceJob<X> job(x, a, arrivals);
   return x.streamRows(job.rows(), job);
 }
 
 // What one dispatch leaves behind. One thread, after all blocks.
 template <class X>
-MOE_PROTOCOL void finishDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
+MOE_PROTOCOL void finishDispatch(X& x, const DispatchArgs& a, const Epoch& epoch) {
   Control* control = a.common.control();
   const Shape& shape = a.common.layout.shape;
   if (a.phases & kPhaseSend) {
     control->dispatchEpoch = epoch;
     control->tokens += static_cast<uint64_t>(a.numTokens);
     Workspace work(a.common);
-    for (int peer = 0; peer < shape.nranks; ++peer) {
+    MOE_ROLL for (int peer = 0; peer < shape.nranks; ++peer) {
       (peer == shape.rank ? control->selfRows : control->mappedRows) += static_cast<uint64_t>(*work.sentRows(peer));
     }
     if (a.common.handle) {
@@ -170,9 +177,12 @@ MOE_PROTOCOL void finishDispatch(X& x, const DispatchArgs& a, uint64_t epoch) {
 template <class X>
 MOE_PROTOCOL bool directDispatch(X& x, const DispatchArgs& a) {
   Control* control = a.common.control();
-  uint64_t epoch = a.phases & kPhaseSend ? control->dispatchEpoch + 1 : a.common.handleHead()->dispatchEpoch;
+  Epoch epoch(a.phases & kPhaseSend ? control->dispatchEpoch + 1 : a.common.handleHead()->dispatchEpoch,
+              a.common.layout.shape);
   bool ok = true;
   if (a.phases & kPhaseSend && x.block() < a.common.sendBlocks) ok = sendDispatch(x, a, epoch);
+  if (!x.barrier(ok)) return false;
+  if (a.phases & kPhaseSend && x.block() == a.common.signalBlock) ok = signalChunks(x, a, epoch);
   if (!x.barrier(ok)) return false;
   if (a.phases & kPhaseReceive && x.block() >= a.common.blocks - a.common.receiveBlocks) {
     ok = receiveDispatch(x, a, epoch);
@@ -189,15 +199,19 @@ MOE_PROTOCOL bool directDispatch(X& x, const DispatchArgs& a) {
 // Waits for the counts of a dispatch and works out its sizes for an output without bound. One block.
 template <class X>
 MOE_PROTOCOL bool countDispatch(X& x, const DispatchArgs& a) {
-  Arrivals<X> arrivals(x, a, a.common.handleHead()->dispatchEpoch);
+  // No block comes after this one, whose number was the first.
+  if (x.thread() == 0) x.reset(&a.common.control()->ticket);
+  Arrivals<X> arrivals(x, a, Epoch(a.common.handleHead()->dispatchEpoch, a.common.layout.shape));
   if (!arrivals.waitForCounts()) return false;
   int refusedBy = findRefusal(a.common.layout.shape, arrivals.window());
   if (refusedBy >= 0) {
-    if (x.thread() == 0) noteRefusal(a.common, arrivals.counts(refusedBy).refusal, refusedBy);
+    if (x.thread() == 0) noteRefusal(a.common, arrivals.window().counts(refusedBy)->refusal, refusedBy);
     return true;
   }
   if (!arrivals.findPlaces()) return false;
-  if (x.thread() == 0) a.common.handleHead()->sizes = arrivals.sizes();
+  if (x.warp() != 0) return true;
+  moeSizes_t sizes = arrivals.sizes();
+  if (x.lane() == 0) a.common.handleHead()->sizes = sizes;
   return true;
 }
 

@@ -10,19 +10,20 @@ namespace moe {
 // Where in `window` rank `reader` says what it has read; consumedDispatch or consumedCombine.
 using ConsumedWord = uint64_t* (*)(const Layout& layout, std::byte* window, int reader);
 
-// Waits until every peer has read what this rank sent `buffers` epochs ago. All warps of the block.
+// Waits until every peer has read what this rank sent `buffers` epochs ago. All warps of the block share the peers:
+// true of a thread says nothing of the others' peers.
 template <class X>
-MOE_PROTOCOL bool waitConsumed(X& x, const CommonArgs& common, uint64_t epoch, ConsumedWord word) {
+MOE_PROTOCOL bool peersConsumed(X& x, const CommonArgs& common, uint64_t epoch, ConsumedWord word) {
   const Shape& shape = common.layout.shape;
   auto buffers = static_cast<uint64_t>(shape.buffers);
 #ifdef MOE_MUTANT_UNREAD_OVERWRITE
   buffers = epoch;
 #endif
   bool ok = true;
-  for (int peer = x.thread(); ok && epoch > buffers && peer < shape.nranks; peer += x.threads()) {
+  MOE_ROLL for (int peer = x.thread(); ok && epoch > buffers && peer < shape.nranks; peer += x.threads()) {
     ok = x.wait(word(common.layout, common.window(), peer), epoch - buffers, Awaited::kConsumed, peer);
   }
-  return x.barrier(ok);
+  return ok;
 }
 
 // Tells every peer that what it dispatched up to `epoch` has been read. One thread.

@@ -42,16 +42,17 @@ struct DirectRow {
   __device__ void store(std::byte* to, int64_t offset, int64_t bytes) const;
 };
 
-struct ReducePart;
-
 class CudaExec {
  public:
-  // All threads of the block. `shared`: warps() * grid.warpBytes.
+  // All threads of the block. `shared`: sharedBytes(grid).
   __device__ CudaExec(const CudaGrid& grid, Control* control, std::byte* shared);
 
   __device__ int block() const { return block_; }
   __device__ int warp() const { return static_cast<int>(threadIdx.x) / 32; }
   __device__ int warps() const { return static_cast<int>(blockDim.x) / 32; }
+  // Warps of a block that take part in streamRows, and in reduceRows: the first ones.
+  __device__ int streamers() const { return grid_.stream.warps; }
+  __device__ int reducers() const { return grid_.reduce.warps; }
   __device__ int lane() const { return static_cast<int>(threadIdx.x) % 32; }
   __device__ int lanes() const { return 32; }
   __device__ int thread() const { return static_cast<int>(threadIdx.x); }
@@ -67,14 +68,22 @@ class CudaExec {
   }
   __device__ uint32_t arrive(uint32_t* counter, uint32_t amount) { return ptx::addAcqRelGpu(counter, amount) + amount; }
   __device__ void reset(uint32_t* counter) { *static_cast<volatile uint32_t*>(counter) = 0; }
+  __device__ uint32_t claim(uint32_t* counter) { return lane() == 0 ? atomicAdd(counter, 1u) : 0; }
+  __device__ uint32_t broadcast(uint32_t value) const { return __shfl_sync(~0u, value, 0); }
   __device__ void addShared(int32_t* word, int32_t amount) { atomicAdd(word, amount); }
 
-  __device__ std::byte* scratch(int64_t bytes) {
-    return grid_.stages > 0 && bytes <= int64_t{grid_.stages} * grid_.stageBytes ? stages_ : nullptr;
+  __device__ std::byte* blockScratch(int64_t bytes) { return bytes <= stagesBytes(grid_) ? shared_ : nullptr; }
+  // What lanes did to the stages comes before what the copy engine will do to them.
+  __device__ void doneWithScratch() { ptx::fenceProxyShared(); }
+  __device__ std::byte* blockTable(int64_t bytes) {
+    return bytes <= grid_.tableBytes ? shared_ + sharedBytes(grid_) - grid_.tableBytes : nullptr;
   }
   __device__ void warpBarrier() { __syncwarp(); }
   __device__ bool warpAll(bool ok) const { return __all_sync(~0u, ok); }
   __device__ bool barrier(bool ok) { return __syncthreads_and(ok); }
+  __device__ bool started(const uint32_t* ticket, int block) const {
+    return ptx::loadRelaxedGpu(ticket) > static_cast<uint32_t>(block);
+  }
   __device__ bool lastBlock(uint32_t* counter, int blocks);
 
   struct Match {
@@ -97,48 +106,65 @@ class CudaExec {
     return {sum - value, __shfl_sync(~0u, sum, 31)};
   }
 
+  __device__ int32_t warpMax(int32_t value) const { return __reduce_max_sync(~0u, value); }
+
   __device__ void fail(int32_t code, Awaited awaited, int peer, uint64_t expected, uint64_t seen);
 
   template <class Job>
-  __device__ bool streamRows(int64_t count, Job& job) {
+  __device__ bool streamRows(int64_t count, const Job& job) {
     if constexpr (ptx::kHasBulk) {
-      if (grid_.stages > 0) return streamStaged(count, job);
+      if (grid_.stream.stages > 0) return streamStaged(count, job);
     }
     return streamDirect(count, job);
   }
   template <class Job>
-  __device__ bool reduceRows(int64_t count, Job& job);
+  __device__ bool reduceRows(const Job& job);
 
  private:
   template <class Job>
-  __device__ bool streamStaged(int64_t count, Job& job);
+  __device__ bool streamStaged(int64_t count, const Job& job);
   template <class Job>
-  __device__ bool streamDirect(int64_t count, Job& job);
+  __device__ bool streamDirect(int64_t count, const Job& job);
+  template <class Number, class Job>
+  __device__ bool reduceRowsOf(const Job& job);
+  template <class Number, bool kWeighted, class Job>
+  __device__ bool reduceRowsOf(const Job& job);
+  template <class Number, bool kWeighted, class Job>
+  __device__ bool reduceStaged(const Job& job);
+  template <class Number, bool kWeighted, class Job>
+  __device__ bool reduceDirect(const Job& job);
+  __device__ void loadPart(ReduceItem& item, int stage, int offset, int bytes);
+  template <class Number, bool kWeighted>
+  __device__ void addPart(ReduceItem& item, int stage, int offset, int bytes);
   template <class Job>
-  __device__ bool reduceStaged(int64_t count, Job& job);
+  __device__ RunState beginReduceRun(const Job& job, typename Job::Lane& lane, int i);
   template <class Job>
-  __device__ bool reduceDirect(int64_t count, Job& job);
-  __device__ void loadPart(ReduceItem& item, int stage, int64_t offset, int64_t bytes);
-  template <class Job>
-  __device__ void addPart(ReduceItem& item, int stage, ReducePart part, int64_t bytes, const Job& job);
+  __device__ void publishRun(const Job& job, typename Job::Lane& lane, int i, int newer);
   template <class Job>
   __device__ StagedRow stagedRow(const std::byte* item, int stage, const Job& job) const;
   template <class Job>
-  __device__ void stageRow(const std::byte* item, int stage, Job& job);
+  __device__ void stageRow(const std::byte* item, int stage, const Job& job);
 
+  __device__ std::byte* stageAt(const Staging& staging, int stage) const {
+    return shared_ + warp() * staging.warpBytes() + stage * int64_t{staging.bytes};
+  }
+  __device__ static int nextStage(const Staging& staging, int stage) {
+    return stage + 1 == staging.stages ? 0 : stage + 1;
+  }
   __device__ void awaitStage(int stage);
-  __device__ bool waitSlow(const uint64_t* word, uint64_t expected, Awaited awaited, int peer);
-  __device__ int32_t verdict(int peer, int* culprit) const;
 
   // The items of the run that starts at row i.
-  __device__ RunItems items(int64_t i) const {
-    return {items_ + i / kRunRows % kItemRuns * kRunRows * grid_.itemBytes, grid_.itemBytes};
+  __device__ RunItems items(int i) const {
+    unsigned first = static_cast<unsigned>(i) % (kItemRuns * kRunRows) / kRunRows * kRunRows;
+    return {items_ + first * static_cast<unsigned>(grid_.itemBytes), grid_.itemBytes};
   }
-  __device__ const std::byte* item(int64_t i) const { return items(i)[i % kRunRows]; }
+  __device__ std::byte* item(int i) const {
+    return items_ + static_cast<unsigned>(i) % (kItemRuns * kRunRows) * static_cast<unsigned>(grid_.itemBytes);
+  }
 
   const CudaGrid& grid_;
   int block_;
-  std::byte* stages_;
+  std::byte* shared_;
   std::byte* items_;
   uint64_t* barriers_;
   uint32_t phases_ = 0;  // of the barriers, a bit a stage

@@ -8,24 +8,42 @@
 
 namespace moe {
 
+// How rows are staged in shared memory on their way. The first `warps` warps of a block take part.
+struct Staging {
+  int32_t warps;
+  int32_t stages;  // rows, or parts of rows, in flight per warp; 0: rows are not staged
+  int32_t bytes;   // of a stage, a multiple of 128
+
+  MOE_HD int64_t warpBytes() const { return int64_t{stages} * bytes; }
+  MOE_HD int64_t blockBytes() const { return warps * warpBytes(); }
+};
+
 struct CudaGrid {
   const Notices* notices;  // pinned; the PeerStates follow
   Failure* failure;        // pinned; written once
   uint32_t* failed;        // device memory: 1 after the first failure
   uint64_t timeoutNs;
   int32_t nranks, rank;
-  int32_t stages;      // rows in flight per warp; 0: rows are not staged
-  int32_t stageBytes;  // a multiple of 128
+  // Dynamic shared memory of a block: the stages; items and barriers of each warp; the table. The first `warps`
+  // warps carry or add rows.
+  int32_t warps;
+  Staging stream, reduce;
   int32_t itemBytes;   // a multiple of 16
-  int32_t warpBytes;   // shared memory of one warp
+  int32_t tableBytes;  // a multiple of 128
 };
 
 constexpr int kItemRuns = 2;  // runs whose items a warp keeps
 constexpr int kMaxStages = 4;
-// Where a warp's items begin in its shared memory, and how much it needs. One mbarrier a stage comes last.
-MOE_HD inline int64_t itemsOffset(int64_t stages, int64_t stageBytes) { return stages * stageBytes; }
-MOE_HD inline int64_t warpSharedBytes(int64_t stages, int64_t stageBytes, int64_t itemBytes) {
-  return roundUp(itemsOffset(stages, stageBytes) + kItemRuns * kRunRows * itemBytes + 8 * kMaxStages, 128);
+
+// A warp streams or reduces.
+MOE_HD inline int64_t stagesBytes(const CudaGrid& grid) {
+  return larger(grid.stream.blockBytes(), grid.reduce.blockBytes());
+}
+// Of one warp: the items of kItemRuns runs, then its barriers.
+MOE_HD inline int64_t itemsBytes(const CudaGrid& grid) { return kItemRuns * kRunRows * grid.itemBytes; }
+MOE_HD inline int64_t bareWarpBytes(const CudaGrid& grid) { return itemsBytes(grid) + 8 * kMaxStages; }
+MOE_HD inline int64_t sharedBytes(const CudaGrid& grid) {
+  return stagesBytes(grid) + roundUp(grid.warps * bareWarpBytes(grid), 128) + grid.tableBytes;
 }
 
 }  // namespace moe

@@ -13,114 +13,122 @@ struct alignas(16) Vector {
   Number values[kCount];
 };
 
-// Loads that pass by the first-level cache: these rows are read once.
 template <class Number>
-__device__ __forceinline__ Vector<Number> loadVector(const std::byte* from) {
-  int4 raw;
+__device__ __forceinline__ void unpack(int4 words, float* values) {
+  const auto& vector = reinterpret_cast<const Vector<Number>&>(words);
+#pragma unroll
+  for (int e = 0; e < Vector<Number>::kCount; ++e) values[e] = Number::load(vector.values[e]);
+}
+template <>
+__device__ __forceinline__ void unpack<Bfloat16>(int4 words, float* values) {
+  const int word[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+  for (int w = 0; w < 4; ++w) {
+    values[2 * w] = __int_as_float(word[w] << 16);
+    values[2 * w + 1] = __int_as_float(word[w] & static_cast<int>(0xffff0000u));
+  }
+}
+
+template <class Number>
+__device__ __forceinline__ int4 pack(const float* values) {
+  Vector<Number> vector;
+#pragma unroll
+  for (int e = 0; e < Vector<Number>::kCount; ++e) vector.values[e] = Number::store(values[e]);
+  return reinterpret_cast<const int4&>(vector);
+}
+template <>
+__device__ __forceinline__ int4 pack<Bfloat16>(const float* values) {
+  int word[4];
+#pragma unroll
+  for (int w = 0; w < 4; ++w) word[w] = ptx::packBfloat16(values[2 * w], values[2 * w + 1]);
+  return {word[0], word[1], word[2], word[3]};
+}
+
+// Loads that pass by the first-level cache: these rows are read once.
+__device__ __forceinline__ int4 loadWords(const std::byte* from) {
+  int4 words;
   asm volatile("ld.global.L1::no_allocate.v4.s32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(raw.x), "=r"(raw.y), "=r"(raw.z), "=r"(raw.w)
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
                : "l"(from)
                : "memory");
-  return *reinterpret_cast<Vector<Number>*>(&raw);
+  return words;
 }
 
-// Adds Width vectors, 32 * 16 bytes apart, of every source.
-template <class Number, int Width>
-__device__ __forceinline__ void addVectors(ReduceItem& item, bool weighted, int64_t at) {
-  constexpr int kCount = Vector<Number>::kCount;
-  float sum[Width][kCount];
-  bool first = true;
-  for (int w = 0; w < Width; ++w) {
-    for (int e = 0; e < kCount; ++e) sum[w][e] = 0;
+// Words of 16 bytes that one lane takes of a row: kWidth of them, 512 bytes apart.
+template <int kWidth>
+struct Words {
+  int4 words[kWidth];
+
+  __device__ __forceinline__ void load(const std::byte* from) {
+#pragma unroll
+    for (int w = 0; w < kWidth; ++w) words[w] = loadWords(from + w * 512);
   }
-  for (int64_t s = 0; s < item.count; ++s) {
-    ReduceSource source = item.sources()[s];
-    if (!source.row) continue;
-    Vector<Number> loaded[Width];
+};
+
+// A lane's share of a sum, in fp32.
+template <class Number, bool kWeighted, int kWidth>
+struct Sum {
+  static constexpr int kCount = Vector<Number>::kCount;
+  float values[kWidth][kCount];
+
+  __device__ __forceinline__ void add(const Words<kWidth>& row, float weight, bool first) {
 #pragma unroll
-    for (int w = 0; w < Width; ++w) loaded[w] = loadVector<Number>(source.row + (at + 32 * w) * 16);
-    float weight = weighted ? source.weight : 1.0f;
-#pragma unroll
-    for (int w = 0; w < Width; ++w) {
+    for (int w = 0; w < kWidth; ++w) {
+      float loaded[kCount];
+      unpack<Number>(row.words[w], loaded);
 #pragma unroll
       for (int e = 0; e < kCount; ++e) {
-        float product = __fmul_rn(weight, Number::load(loaded[w].values[e]));
-        sum[w][e] = first ? product : __fadd_rn(sum[w][e], product);
+        float value = kWeighted ? __fmul_rn(weight, loaded[e]) : loaded[e];
+        values[w][e] = first ? value : __fadd_rn(values[w][e], value);
       }
     }
-    first = false;
   }
+  __device__ __forceinline__ void store(std::byte* to) const {
 #pragma unroll
-  for (int w = 0; w < Width; ++w) {
-    Vector<Number> result;
-#pragma unroll
-    for (int e = 0; e < kCount; ++e) result.values[e] = Number::store(sum[w][e]);
-    *reinterpret_cast<int4*>(item.result + (at + 32 * w) * 16) = *reinterpret_cast<int4*>(&result);
+    for (int w = 0; w < kWidth; ++w) *reinterpret_cast<int4*>(to + w * 512) = pack<Number>(values[w]);
   }
+};
+
+// Adds kWidth words of every source.
+template <class Number, bool kWeighted, int kWidth>
+__device__ __forceinline__ void addWords(ReduceItem& item, int at) {
+  auto count = static_cast<int>(item.count);
+  Sum<Number, kWeighted, kWidth> sum;
+#pragma unroll 1
+  for (int s = 0; s < count; ++s) {
+    Words<kWidth> row;
+    row.load(item.sources()[s].row + at);
+    sum.add(row, item.sources()[s].weight, s == 0);
+  }
+  sum.store(item.result + at);
 }
 
+// Rows that do not lie on 16-byte boundaries.
 template <class Number>
-__device__ void addElements(ReduceItem& item, bool weighted, int64_t elements, int lane) {
-  for (int64_t e = lane; e < elements; e += 32) {
+__device__ void addElements(ReduceItem& item, bool weighted, int bytes, int lane) {
+  auto elements = bytes / static_cast<int>(sizeof(Number));
+  for (int e = lane; e < elements; e += 32) {
     float sum = 0;
-    bool first = true;
     for (int64_t s = 0; s < item.count; ++s) {
       ReduceSource source = item.sources()[s];
-      if (!source.row) continue;
-      Number value = reinterpret_cast<const Number*>(source.row)[e];
-      float product = __fmul_rn(weighted ? source.weight : 1.0f, Number::load(value));
-      sum = first ? product : __fadd_rn(sum, product);
-      first = false;
+      float value = Number::load(reinterpret_cast<const Number*>(source.row)[e]);
+      if (weighted) value = __fmul_rn(source.weight, value);
+      sum = s == 0 ? value : __fadd_rn(sum, value);
     }
     reinterpret_cast<Number*>(item.result)[e] = Number::store(sum);
   }
 }
 
-template <class Number>
-__device__ void addRow(ReduceItem& item, bool weighted, int64_t elements, int lane) {
-  int64_t bytes = elements * static_cast<int64_t>(sizeof(Number));
-  bool wide = aligned(item.result, item.result, bytes, 16);
-  for (int64_t s = 0; s < item.count; ++s) wide = wide && aligned(item.sources()[s].row, nullptr, 0, 16);
-  if (!wide) return addElements<Number>(item, weighted, elements, lane);
-  int64_t vectors = bytes / 16;
-  int64_t at = lane;
-  for (; at + 96 < vectors; at += 128) addVectors<Number, 4>(item, weighted, at);
-  for (; at < vectors; at += 32) addVectors<Number, 1>(item, weighted, at);
+template <class Number, bool kWeighted>
+__device__ __forceinline__ void addRow(ReduceItem& item, bool wide, int bytes, int lane) {
+  constexpr int kWidth = 4;
+  if (!wide || item.count == 0) return addElements<Number>(item, kWeighted, bytes, lane);
+  int at = lane * 16;
+#pragma unroll 1
+  for (; at + (kWidth - 1) * 512 < bytes; at += kWidth * 512) addWords<Number, kWeighted, kWidth>(item, at);
+#pragma unroll 1
+  for (; at < bytes; at += 512) addWords<Number, kWeighted, 1>(item, at);
 }
-
-template <class Job>
-__device__ bool CudaExec::reduceDirect(int64_t count, Job& job) {
-  for (int64_t i = 0; i < count; i += kRunRows) {
-    if (!job.beginRun(*this, i, items(i))) return false;
-    __syncwarp();
-    for (int64_t j = 0; j < kRunRows; ++j) {
-      auto& row = *items(i).template as<ReduceItem>(j);
-      if (!row.result) continue;
-      if (job.type() == moeFloat32) {
-        addRow<Float32>(row, job.weighted(), job.elements(), lane());
-      } else if (job.type() == moeFloat16) {
-        addRow<Float16>(row, job.weighted(), job.elements(), lane());
-      } else {
-        addRow<Bfloat16>(row, job.weighted(), job.elements(), lane());
-      }
-    }
-    __syncwarp();
-    job.finishedRun(*this, i);
-  }
-  return true;
-}
-
-#if __CUDA_ARCH__ >= 900
-// A part of a row for which all sources' bytes fit into one stage, one source after the other.
-struct ReducePart {
-  int64_t row;
-  int64_t offset = 0;
-
-  __device__ int64_t bytes(const ReduceItem& item, int64_t rowBytes, int64_t stageBytes) const {
-    int64_t most = item.count > 1 ? stageBytes / item.count / 512 * 512 : stageBytes;
-    return smaller(rowBytes - offset, most);
-  }
-};
 
 // Moves the sources that are there to the front of the lists of a run's items.
 __device__ inline void compactSources(RunItems items, int lane) {
@@ -135,148 +143,221 @@ __device__ inline void compactSources(RunItems items, int lane) {
   __syncwarp();
 }
 
-// Adds what a stage holds of a row: `count` sources, one after the other. A lane keeps up to Width vectors, so that the
-// latency of shared memory is paid once for all.
-template <class Number, bool kWeighted>
-__device__ void addStaged(ReduceItem& item, const std::byte* stage, std::byte* result, int64_t bytes, int lane) {
-  constexpr int kCount = Vector<Number>::kCount;
-  constexpr int kWidth = 4;
-  auto count = static_cast<int>(item.count);
-  for (int64_t first = lane * 16; first < bytes; first += kWidth * 512) {
-    float sum[kWidth][kCount];
-#pragma unroll
-    for (int w = 0; w < kWidth; ++w) {
-#pragma unroll
-      for (int e = 0; e < kCount; ++e) sum[w][e] = 0;
+// What happens before a run's rows are added.
+template <class Job>
+__device__ __forceinline__ RunState CudaExec::beginReduceRun(const Job& job, typename Job::Lane& mine, int i) {
+  __syncwarp();
+  RunState state = job.beginRun(*this, i, items(i), mine);
+  if (state != RunState::kReady) return state;
+  __syncwarp();
+  compactSources(items(i), lane());
+  job.prefetchRun(*this, i + kRunRows, mine);
+  return state;
+}
+
+template <class Number, bool kWeighted, class Job>
+__device__ bool CudaExec::reduceDirect(const Job& job) {
+  typename Job::Lane mine;
+  job.start(*this, mine);
+  bool wide = job.wide();
+  auto bytes = static_cast<int>(job.rowBytes());
+#pragma unroll 1
+  for (int i = 0;; i += kRunRows) {
+    RunState state = beginReduceRun(job, mine, i);
+    if (state != RunState::kReady) return state == RunState::kEnd;
+#pragma unroll 1
+    for (int j = 0; j < kRunRows; ++j) {
+      auto& row = *reinterpret_cast<ReduceItem*>(item(i + j));
+      if (row.result) addRow<Number, kWeighted>(row, wide, bytes, lane());
     }
-    for (int s = 0; s < count; ++s) {
-      float weight = kWeighted ? item.sources()[s].weight : 1.0f;
-      const std::byte* source = stage + s * bytes + first;
-#pragma unroll
-      for (int w = 0; w < kWidth; ++w) {
-        if (first + w * 512 >= bytes) continue;
-        auto loaded = *reinterpret_cast<const Vector<Number>*>(source + w * 512);
-#pragma unroll
-        for (int e = 0; e < kCount; ++e) {
-          float value = Number::load(loaded.values[e]);
-          if (kWeighted) value = __fmul_rn(weight, value);
-          sum[w][e] = s == 0 ? value : __fadd_rn(sum[w][e], value);
-        }
-      }
-    }
-#pragma unroll
-    for (int w = 0; w < kWidth; ++w) {
-      if (first + w * 512 >= bytes) continue;
-      Vector<Number> rounded;
-#pragma unroll
-      for (int e = 0; e < kCount; ++e) rounded.values[e] = Number::store(sum[w][e]);
-      *reinterpret_cast<Vector<Number>*>(result + first + w * 512) = rounded;
-    }
+    __syncwarp();
+    if constexpr (!Job::kOnlyAdds) job.finishedRun(*this, i, mine);
   }
 }
 
-template <class Number>
-__device__ void addStaged(ReduceItem& item, const std::byte* stage, std::byte* result, int64_t bytes, bool weighted,
-                          int lane) {
-  if (weighted) return addStaged<Number, true>(item, stage, result, bytes, lane);
-  addStaged<Number, false>(item, stage, result, bytes, lane);
+#if __CUDA_ARCH__ >= 900
+// A part of a row for which all sources' bytes fit into one stage, one source after the other.
+struct ReducePart {
+  int row;
+  int offset = 0;  // bytes
+
+  __device__ int bytes(int sources, int rowBytes, int stageBytes) const {
+    unsigned most = stageBytes;
+    if (sources == 2) most = most / 1024 * 512;
+    if (sources > 2) most = most / static_cast<unsigned>(sources) / 512 * 512;
+    return min(rowBytes - offset, static_cast<int>(most));
+  }
+};
+
+// Adds kWidth words of each source of an item; they lie one after the other in a stage, `bytes` each.
+template <class Number, bool kWeighted, int kWidth>
+__device__ __forceinline__ void addStagedWords(ReduceItem& item, const std::byte* stage, std::byte* result, int count,
+                                               int bytes) {
+  Sum<Number, kWeighted, kWidth> sum;
+#pragma unroll 1
+  for (int s = 0; s < count; ++s) {
+    Words<kWidth> words;
+    const auto* from = reinterpret_cast<const int4*>(stage + s * bytes);
+#pragma unroll
+    for (int w = 0; w < kWidth; ++w) words.words[w] = from[w * 32];
+    sum.add(words, kWeighted ? item.sources()[s].weight : 1.0f, s == 0);
+  }
+  sum.store(result);
 }
 
-// As streamStaged, with parts of rows in place of rows. Sums go straight from registers to their destination.
-template <class Job>
-__device__ bool CudaExec::reduceStaged(int64_t count, Job& job) {
+template <class Number, bool kWeighted>
+__device__ __forceinline__ void addStaged(ReduceItem& item, const std::byte* stage, std::byte* result, int bytes,
+                                          int lane) {
+  constexpr int kWidth = 4;
+  auto count = static_cast<int>(item.count);
+  int at = lane * 16;
+#pragma unroll 1
+  for (; at + (kWidth - 1) * 512 < bytes; at += kWidth * 512) {
+    addStagedWords<Number, kWeighted, kWidth>(item, stage + at, result + at, count, bytes);
+  }
+#pragma unroll 1
+  for (; at < bytes; at += 512) addStagedWords<Number, kWeighted, 1>(item, stage + at, result + at, count, bytes);
+}
+
+// Until the store groups before the last `newer` are complete, or a few more.
+__device__ inline void bulkWaitAllBut(int newer) {
+  if (newer >= 8) return ptx::bulkWait<8>();
+  if (newer >= 4) return ptx::bulkWait<4>();
+  if (newer >= 2) return ptx::bulkWait<2>();
+  ptx::bulkWait<0>();
+}
+
+// As streamStaged, with parts of rows in place of rows. Sums go from registers to their destination: a way through
+// shared memory would be half as much traffic there again.
+template <class Number, bool kWeighted, class Job>
+__device__ bool CudaExec::reduceStaged(const Job& job) {
+  typename Job::Lane mine;
+  job.start(*this, mine);
+  auto rowBytes = static_cast<int>(job.rowBytes());
   ReducePart next{0}, ahead{0};
   int loading = 0, adding = 0, inFlight = 0;
-  ptx::fenceProxyShared();
-  __syncwarp();
-  while (next.row < count) {
-    while (ahead.row < count && inFlight < grid_.stages - 1 && ahead.row - next.row < kRunRows) {
+  int stored = 0;  // parts since the last run ended
+  RunState state = RunState::kReady;
+  while (true) {
+    while (state == RunState::kReady && inFlight < grid_.reduce.stages - 1 && ahead.row - next.row < kRunRows) {
       if (ahead.offset == 0 && ahead.row % kRunRows == 0) {
-        __syncwarp();
-        if (!job.beginRun(*this, ahead.row, items(ahead.row))) {
-          for (; inFlight > 0; --inFlight) {
-            awaitStage(adding);
-            adding = adding + 1 == grid_.stages ? 0 : adding + 1;
-          }
-          return false;
-        }
-        __syncwarp();
-        compactSources(items(ahead.row), lane());
+        state = beginReduceRun(job, mine, ahead.row);
+        if (state != RunState::kReady) break;
       }
-      auto& item = *items(ahead.row).template as<ReduceItem>(ahead.row % kRunRows);
+      auto& item = *reinterpret_cast<ReduceItem*>(this->item(ahead.row));
       if (!item.result) {
         ++ahead.row;
         continue;
       }
-      int64_t bytes = ahead.bytes(item, job.rowBytes(), grid_.stageBytes);
-      if (lane() == 0) loadPart(item, loading, ahead.offset, bytes);
-      loading = loading + 1 == grid_.stages ? 0 : loading + 1;
+      int bytes = ahead.bytes(static_cast<int>(item.count), rowBytes, grid_.reduce.bytes);
+      loadPart(item, loading, ahead.offset, bytes);
+      loading = nextStage(grid_.reduce, loading);
       ++inFlight;
       ahead.offset += bytes;
-      if (ahead.offset == job.rowBytes()) ahead = {ahead.row + 1};
+      if (ahead.offset == rowBytes) ahead = {ahead.row + 1};
     }
-    auto& item = *items(next.row).template as<ReduceItem>(next.row % kRunRows);
+    if (next.row == ahead.row && inFlight == 0 && state != RunState::kReady) break;
+    auto& item = *reinterpret_cast<ReduceItem*>(this->item(next.row));
     if (item.result) {
-      int64_t bytes = next.bytes(item, job.rowBytes(), grid_.stageBytes);
+      int bytes = next.bytes(static_cast<int>(item.count), rowBytes, grid_.reduce.bytes);
       awaitStage(adding);
-      addPart(item, adding, next, bytes, job);
-      // Lanes have read the stage; the copy engine may write it.
-      ptx::fenceProxyShared();
-      __syncwarp();
-      adding = adding + 1 == grid_.stages ? 0 : adding + 1;
+      addPart<Number, kWeighted>(item, adding, next.offset, bytes);
+      adding = nextStage(grid_.reduce, adding);
       --inFlight;
+      ++stored;
       next.offset += bytes;
-      if (next.offset < job.rowBytes()) continue;
+      if (next.offset < rowBytes) continue;
     }
     next = {next.row + 1};
-    if (next.row % kRunRows == 0) {
-      if (lane() == 0) {
-        ptx::bulkWait<0>();
-        ptx::fenceProxy();
-      }
-      __syncwarp();
-      job.finishedRun(*this, next.row - kRunRows);
+    // Told of one run late, so that nothing is drained between runs.
+    if (!Job::kOnlyAdds && next.row % kRunRows == 0 && next.row > kRunRows) {
+      publishRun(job, mine, next.row - 2 * kRunRows, stored);
+      stored = 0;
     }
   }
-  return true;
-}
-
-__device__ inline void CudaExec::loadPart(ReduceItem& item, int stage, int64_t offset, int64_t bytes) {
-  ptx::bulkWaitRead<1>();
-  for (int64_t s = 0; s < item.count; ++s) {
-    ptx::barrierExpect(barriers_ + stage, static_cast<uint32_t>(bytes));
-    ptx::bulkLoad(stages_ + stage * grid_.stageBytes + s * bytes, item.sources()[s].row + offset,
-                  static_cast<uint32_t>(bytes), barriers_ + stage);
+  if (!Job::kOnlyAdds && next.row > 0) {
+    publishRun(job, mine, next.row - kRunRows, 0);
+  } else if (lane() == 0) {
+    ptx::bulkWait<0>();
   }
-  ptx::barrierArrive(barriers_ + stage);
+  __syncwarp();
+  return state == RunState::kEnd;
 }
 
+// `newer`: parts that were stored after the run.
 template <class Job>
-__device__ void CudaExec::addPart(ReduceItem& item, int stage, ReducePart part, int64_t bytes, const Job& job) {
-  const std::byte* from = stages_ + stage * grid_.stageBytes;
-  std::byte* to = item.result + part.offset;
-  if (item.count == 1 && !job.weighted()) {
+__device__ void CudaExec::publishRun(const Job& job, typename Job::Lane& mine, int i, int newer) {
+  if (lane() == 0) {
+    bulkWaitAllBut(newer);
+    ptx::fenceProxyGlobal();
+  }
+  __syncwarp();
+  job.finishedRun(*this, i, mine);
+}
+
+// Lanes take a source each.
+__device__ inline void CudaExec::loadPart(ReduceItem& item, int stage, int offset, int bytes) {
+  auto size = static_cast<uint32_t>(bytes);
+  auto sources = static_cast<int>(item.count);
+  std::byte* to = stageAt(grid_.reduce, stage);
+  if (lane() == 0) {
+    // With two stages the one that is loaded has just been stored from.
+    grid_.reduce.stages > 2 ? ptx::bulkWaitRead<1>() : ptx::bulkWaitRead<0>();
+    ptx::barrierExpect(barriers_ + stage, size * static_cast<uint32_t>(sources));
+  }
+  __syncwarp();
+  for (int s = lane(); s < sources; s += 32) {
+    ptx::bulkLoad(to + s * bytes, item.sources()[s].row + offset, size, barriers_ + stage);
+  }
+  __syncwarp();
+  if (lane() == 0) ptx::barrierArrive(barriers_ + stage);
+}
+
+template <class Number, bool kWeighted>
+__device__ __forceinline__ void CudaExec::addPart(ReduceItem& item, int stage, int offset, int bytes) {
+  const std::byte* from = stageAt(grid_.reduce, stage);
+  std::byte* to = item.result + offset;
+  if (item.count == 1 && !kWeighted) {
     // Nothing to add: the copy engine can carry on.
     if (lane() == 0) ptx::bulkStore(to, from, static_cast<uint32_t>(bytes));
-  } else if (job.type() == moeFloat32) {
-    addStaged<Float32>(item, from, to, bytes, job.weighted(), lane());
-  } else if (job.type() == moeFloat16) {
-    addStaged<Float16>(item, from, to, bytes, job.weighted(), lane());
+  } else if (item.count == 0) {
+    for (int zero = lane() * 16; zero < bytes; zero += 512) *reinterpret_cast<int4*>(to + zero) = int4{0, 0, 0, 0};
   } else {
-    addStaged<Bfloat16>(item, from, to, bytes, job.weighted(), lane());
+    addStaged<Number, kWeighted>(item, from, to, bytes, lane());
   }
-  // A group a part, so that its stage is known to be read before it is loaded again.
+  // A group a part, so that its stage is known to be read before it is loaded again; lanes have read it.
   if (lane() == 0) ptx::bulkCommit();
+  ptx::fenceProxyShared();
+  __syncwarp();
 }
 #endif
 
-template <class Job>
-__device__ bool CudaExec::reduceRows(int64_t count, Job& job) {
+// The loops over rows exist once for each type and with and without weights: choices inside them cost registers.
+template <class Number, bool kWeighted, class Job>
+__device__ bool CudaExec::reduceRowsOf(const Job& job) {
   if constexpr (ptx::kHasBulk) {
     // A stage must hold at least 512 bytes of every source.
-    if (grid_.stages > 0 && job.wide() && grid_.stageBytes >= 512 * job.mostSources()) return reduceStaged(count, job);
+    bool fits = grid_.reduce.stages > 0 && grid_.reduce.bytes >= 512 * job.mostSources();
+    if (fits && job.wide()) return reduceStaged<Number, kWeighted>(job);
   }
-  return reduceDirect(count, job);
+  return reduceDirect<Number, kWeighted>(job);
+}
+
+template <class Number, class Job>
+__device__ bool CudaExec::reduceRowsOf(const Job& job) {
+  if constexpr (!Job::kOnlyAdds) {
+    if (job.weighted()) return reduceRowsOf<Number, true>(job);
+  }
+  return reduceRowsOf<Number, false>(job);
+}
+
+template <class Job>
+__device__ bool CudaExec::reduceRows(const Job& job) {
+  switch (job.type()) {
+    case moeFloat32: return reduceRowsOf<Float32>(job);
+    case moeFloat16: return reduceRowsOf<Float16>(job);
+    default: return reduceRowsOf<Bfloat16>(job);
+  }
 }
 
 }  // namespace moe

@@ -64,7 +64,7 @@ __device__ inline void StagedRow::store(std::byte* to, int64_t offset, int64_t b
 
 // Starts the loads of a row into a stage.
 template <class Job>
-__device__ void CudaExec::stageRow(const std::byte* item, int stage, Job& job) {
+__device__ void CudaExec::stageRow(const std::byte* item, int stage, const Job& job) {
   if (lane() == 0) ptx::bulkWaitRead<1>();
   __syncwarp();
   StagedRow row = stagedRow(item, stage, job);
@@ -80,7 +80,7 @@ __device__ void CudaExec::stageRow(const std::byte* item, int stage, Job& job) {
 template <class Job>
 __device__ StagedRow CudaExec::stagedRow(const std::byte* item, int stage, const Job& job) const {
   bool composes = job.composedBytes() > 0;
-  return {stages_ + stage * grid_.stageBytes, barriers_ + stage, composes ? job.composed(item) : nullptr,
+  return {stageAt(grid_.stream, stage), barriers_ + stage, composes ? job.composed(item) : nullptr,
           composes ? job.composedOffset() : INT64_MAX, lane()};
 }
 
@@ -92,24 +92,23 @@ __device__ inline void CudaExec::awaitStage(int stage) {
 }
 
 template <class Job>
-__device__ bool CudaExec::streamStaged(int64_t count, Job& job) {
+__device__ bool CudaExec::streamStaged(int64_t rows, const Job& job) {
+  typename Job::Lane mine;
+  auto count = static_cast<int>(rows);
   int begun = 0, stored = 0;  // rows that carry something: loads begun, stores begun
   uint32_t carries = 0;       // a bit for each row between `next` and `ahead`
-  int64_t next = 0, ahead = 0;
+  int next = 0, ahead = 0;
   int loading = 0, storing = 0;  // their stages
-  // Lanes may have used the stages as scratch memory.
-  ptx::fenceProxyShared();
-  __syncwarp();
   while (next < count) {
-    while (ahead < count && begun - stored < grid_.stages - 1 && ahead - next < kRunRows) {
+    while (ahead < count && begun - stored < grid_.stream.stages - 1 && ahead - next < kRunRows) {
       if (ahead % kRunRows == 0) {
         // The items' memory may still be read by stores of the run before last.
         if (lane() == 0) ptx::bulkWaitRead<1>();
         __syncwarp();
-        if (!job.beginRun(*this, ahead, items(ahead))) {
+        if (!job.beginRun(*this, ahead, items(ahead), mine)) {
           for (; stored < begun; ++stored) {
             awaitStage(storing);
-            storing = storing + 1 == grid_.stages ? 0 : storing + 1;
+            storing = nextStage(grid_.stream, storing);
           }
           if (lane() == 0) ptx::bulkWait<0>();
           return false;
@@ -117,11 +116,12 @@ __device__ bool CudaExec::streamStaged(int64_t count, Job& job) {
         // What lanes composed is read by the copy engine.
         ptx::fenceProxyShared();
         __syncwarp();
+        if (ahead + kRunRows < count) job.prefetchRun(*this, ahead + kRunRows, mine);
       }
       if (job.carries(item(ahead))) {
         stageRow(item(ahead), loading, job);
         carries |= 1u << (ahead - next);
-        loading = loading + 1 == grid_.stages ? 0 : loading + 1;
+        loading = nextStage(grid_.stream, loading);
         ++begun;
       }
       ++ahead;
@@ -133,7 +133,7 @@ __device__ bool CudaExec::streamStaged(int64_t count, Job& job) {
       // Lanes that read the stage themselves must be done before the copy engine writes it again.
       if (row.ordinary) ptx::fenceProxyShared();
       __syncwarp();
-      storing = storing + 1 == grid_.stages ? 0 : storing + 1;
+      storing = nextStage(grid_.stream, storing);
       ++stored;
     }
     carries >>= 1;
@@ -143,18 +143,18 @@ __device__ bool CudaExec::streamStaged(int64_t count, Job& job) {
     if (next % kRunRows == 0 && next > kRunRows) {
       if (lane() == 0) {
         ptx::bulkWait<kRunRows>();
-        ptx::fenceProxy();
+        ptx::fenceProxyGlobal();
       }
       __syncwarp();
-      job.finishedRun(*this, next - 2 * kRunRows);
+      job.finishedRun(*this, next - 2 * kRunRows, mine);
     }
   }
   if (lane() == 0) {
     ptx::bulkWait<0>();
-    ptx::fenceProxy();
+    ptx::fenceProxyGlobal();
   }
   __syncwarp();
-  if (count > 0) job.finishedRun(*this, count - kRunRows);
+  if (count > 0) job.finishedRun(*this, count - kRunRows, mine);
   return true;
 }
 #endif
@@ -168,9 +168,10 @@ __device__ inline void DirectRow::store(std::byte* to, int64_t offset, int64_t b
 }
 
 template <class Job>
-__device__ bool CudaExec::streamDirect(int64_t count, Job& job) {
+__device__ bool CudaExec::streamDirect(int64_t count, const Job& job) {
+  typename Job::Lane mine;
   for (int64_t i = 0; i < count; i += kRunRows) {
-    if (!job.beginRun(*this, i, items(i))) return false;
+    if (!job.beginRun(*this, i, items(i), mine)) return false;
     __syncwarp();
     for (int64_t j = i; j < i + kRunRows; ++j) {
       if (!job.carries(item(j))) continue;
@@ -180,7 +181,7 @@ __device__ bool CudaExec::streamDirect(int64_t count, Job& job) {
       job.scatter(item(j), row);
       __syncwarp();
     }
-    job.finishedRun(*this, i);
+    job.finishedRun(*this, i, mine);
   }
   return true;
 }

@@ -11,12 +11,12 @@ namespace moe {
 __device__ inline CudaExec::CudaExec(const CudaGrid& grid, Control* control, std::byte* shared) : grid_(grid) {
   __shared__ int ticket;
   if (threadIdx.x == 0) ticket = static_cast<int>(atomicAdd(&control->ticket, 1));
-  std::byte* mine = shared + warp() * grid.warpBytes;
-  stages_ = mine;
-  items_ = mine + itemsOffset(grid.stages, grid.stageBytes);
-  barriers_ = reinterpret_cast<uint64_t*>(items_ + kItemRuns * kRunRows * grid.itemBytes);
+  shared_ = shared;
+  std::byte* items = shared + stagesBytes(grid);
+  items_ = items + warp() * bareWarpBytes(grid);
+  barriers_ = reinterpret_cast<uint64_t*>(items_ + itemsBytes(grid));
 #if __CUDA_ARCH__ >= 900
-  if (lane() < grid.stages) ptx::barrierInit(barriers_ + lane());
+  if (warp() < grid.warps && lane() < kMaxStages) ptx::barrierInit(barriers_ + lane());
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   ptx::fenceProxyShared();
 #endif
@@ -32,31 +32,39 @@ __device__ inline bool CudaExec::lastBlock(uint32_t* counter, int blocks) {
   return arrived == static_cast<uint32_t>(blocks);
 }
 
-__device__ inline bool CudaExec::wait(const uint64_t* word, uint64_t expected, Awaited awaited, int peer) {
-  if (ptx::loadAcquireSys(word) < expected && !waitSlow(word, expected, awaited, peer)) return false;
-  // What the word announces may be read by the copy engine next.
-  ptx::fenceProxy();
-  return true;
-}
-
 // moeSuccess, or why waiting for `peer` is in vain. Reads pinned memory: only now and then.
-__device__ inline int32_t CudaExec::verdict(int peer, int* culprit) const {
-  if (ptx::loadRelaxedSys(&grid_.notices->aborted)) {
-    *culprit = grid_.rank;
+__device__ inline int32_t verdict(const CudaGrid& grid, int peer, int* culprit) {
+  if (ptx::loadRelaxedSys(&grid.notices->aborted)) {
+    *culprit = grid.rank;
     return moeAborted;
   }
-  const auto* states = reinterpret_cast<const volatile unsigned char*>(grid_.notices + 1);
+  const auto* states = reinterpret_cast<const volatile unsigned char*>(grid.notices + 1);
   auto stateOf = [&](int rank) { return states[rank]; };
   if (stateOf(peer) != static_cast<unsigned char>(PeerState::kAlive)) return moeRankLost;
-  if (!ptx::loadRelaxedSys(&grid_.notices->lost)) return moeSuccess;
-  for (int rank = 0; rank < grid_.nranks; ++rank) {
+  if (!ptx::loadRelaxedSys(&grid.notices->lost)) return moeSuccess;
+  for (int rank = 0; rank < grid.nranks; ++rank) {
     if (stateOf(rank) > stateOf(*culprit)) *culprit = rank;
   }
   return moeRankLost;
 }
 
-__device__ __noinline__ inline bool CudaExec::waitSlow(const uint64_t* word, uint64_t expected, Awaited awaited,
-                                                       int peer) {
+__device__ __noinline__ inline void reportFailure(const CudaGrid& grid, int32_t code, Awaited awaited, int peer,
+                                                  uint64_t expected, uint64_t seen) {
+  if (atomicExch(grid.failed, 1u) != 0) return;
+  volatile Failure* failure = grid.failure;
+  failure->code = code;
+  failure->peer = peer;
+  failure->awaited = awaited;
+  failure->expected = expected;
+  failure->seen = seen;
+  __threadfence_system();
+  failure->claimed = 1;
+}
+
+// Polls without acquiring, since that empties the first-level cache. Neither this nor reportFailure is a member: an
+// Exec whose address is passed to a real function would live in memory, not in registers.
+__device__ __noinline__ inline bool pollUntil(const CudaGrid& grid, const uint64_t* word, uint64_t expected,
+                                              Awaited awaited, int peer) {
   constexpr int kSpinsPerLook = 512;
   constexpr int kEagerSpins = 4;
   constexpr int kShortPolls = 40;
@@ -66,34 +74,34 @@ __device__ __noinline__ inline bool CudaExec::waitSlow(const uint64_t* word, uin
   while (true) {
 #pragma unroll 1
     for (int spin = 0; spin < kSpinsPerLook; ++spin) {
-      if (ptx::loadAcquireSys(word) >= expected) return true;
+      if (ptx::loadRelaxedSys(word) >= expected) return true;
       // Thousands of warps may wait; polling at full speed takes the memory system from those that work.
       if (spin >= kEagerSpins) __nanosleep(spin < kShortPolls ? kPollNs : kLongPollNs);
     }
-    if (ptx::loadRelaxedGpu(grid_.failed)) return false;
+    if (ptx::loadRelaxedGpu(grid.failed)) return false;
     int culprit = peer;
-    int32_t code = verdict(peer, &culprit);
-    if (code == moeSuccess && ptx::globalTimerNs() - start > grid_.timeoutNs) code = moeTimeout;
+    int32_t code = verdict(grid, peer, &culprit);
+    if (code == moeSuccess && ptx::globalTimerNs() - start > grid.timeoutNs) code = moeTimeout;
     if (code == moeSuccess) continue;
     // What a rank wrote before it left still counts.
     uint64_t seen = ptx::loadAcquireSys(word);
     if (seen >= expected) return true;
-    fail(code, awaited, culprit, expected, seen);
+    reportFailure(grid, code, awaited, culprit, expected, seen);
     return false;
   }
 }
 
-__device__ __noinline__ inline void CudaExec::fail(int32_t code, Awaited awaited, int peer, uint64_t expected,
-                                                   uint64_t seen) {
-  if (atomicExch(grid_.failed, 1u) != 0) return;
-  volatile Failure* failure = grid_.failure;
-  failure->code = code;
-  failure->peer = peer;
-  failure->awaited = awaited;
-  failure->expected = expected;
-  failure->seen = seen;
-  __threadfence_system();
-  failure->claimed = 1;
+__device__ inline bool CudaExec::wait(const uint64_t* word, uint64_t expected, Awaited awaited, int peer) {
+  while (ptx::loadAcquireSys(word) < expected) {
+    if (!pollUntil(grid_, word, expected, awaited, peer)) return false;
+  }
+  // What the word announces may be read by the copy engine next.
+  ptx::fenceProxyGlobal();
+  return true;
+}
+
+__device__ inline void CudaExec::fail(int32_t code, Awaited awaited, int peer, uint64_t expected, uint64_t seen) {
+  reportFailure(grid_, code, awaited, peer, expected, seen);
 }
 
 }  // namespace moe

@@ -72,6 +72,9 @@ class HostExec {
   int block() const { return block_; }
   int warp() const { return warp_; }
   int warps() const { return grid_.warps; }
+  // Warps of a block that take part in streamRows, and in reduceRows: the first ones.
+  int streamers() const { return grid_.warps; }
+  int reducers() const { return grid_.warps; }
   int lane() const { return 0; }
   int lanes() const { return 1; }
   int thread() const { return warp_; }  // within the block
@@ -101,16 +104,27 @@ class HostExec {
     return std::atomic_ref<uint32_t>(*counter).fetch_add(amount, std::memory_order_acq_rel) + amount;
   }
   void reset(uint32_t* counter) { std::atomic_ref<uint32_t>(*counter).store(0, std::memory_order_relaxed); }
+  // The next number from a counter that all warps of this rank share, in lane 0; broadcast gives it to all lanes.
+  uint32_t claim(uint32_t* counter) {
+    return std::atomic_ref<uint32_t>(*counter).fetch_add(1, std::memory_order_relaxed);
+  }
+  uint32_t broadcast(uint32_t value) const { return value; }
   // Adds to a word that several lanes of one warp may add to.
   void addShared(int32_t* word, int32_t amount) { *word += amount; }
 
-  // Fast memory of this warp until the next streamRows or reduceRows, or null where there is none of that size.
-  std::byte* scratch(int64_t) { return nullptr; }
+  // Fast memory of the block until the next streamRows or reduceRows, or null where there is none of that size. All
+  // threads say when they are done with it, before a barrier.
+  std::byte* blockScratch(int64_t) { return nullptr; }
+  void doneWithScratch() {}
+  // Fast memory of the block that lasts as long as the operation, or null where there is none of that size.
+  std::byte* blockTable(int64_t) { return nullptr; }
 
   void warpBarrier() {}
   bool warpAll(bool ok) const { return ok; }
   // All warps of the block; true if all said ok.
   bool barrier(bool ok) { return grid_.blockState[static_cast<size_t>(block_)]->barrier.arrive(ok); }
+  // True if block `block` runs or has run; `ticket` counts those that have started. One thread.
+  bool started(const uint32_t*, int) const { return true; }
   // All warps of the block: true in the block that comes last of `blocks`.
   bool lastBlock(uint32_t* counter, int blocks);
 
@@ -124,15 +138,16 @@ class HostExec {
     int32_t before, total;
   };
   Scan scan(int32_t value) const { return {0, value}; }
+  int32_t warpMax(int32_t value) const { return value; }
 
   void fail(int32_t code, Awaited awaited, int peer, uint64_t expected, uint64_t seen);
 
   // Carries rows 0 .. count-1 of a job (see row_jobs.h). False after a failure.
   template <class Job>
-  bool streamRows(int64_t count, Job& job);
+  bool streamRows(int64_t count, const Job& job);
   // Adds rows and writes the sums. False after a failure.
   template <class Job>
-  bool reduceRows(int64_t count, Job& job);
+  bool reduceRows(const Job& job);
 
  private:
   template <class Job>
@@ -168,9 +183,10 @@ class HostRow {
 };
 
 template <class Job>
-bool HostExec::streamRows(int64_t count, Job& job) {
+bool HostExec::streamRows(int64_t count, const Job& job) {
+  typename Job::Lane lane;
   for (int64_t i = 0; i < count; i += kRunRows) {
-    if (!job.beginRun(*this, i, items_)) return false;
+    if (!job.beginRun(*this, i, items_, lane)) return false;
     for (int64_t j = 0; j < kRunRows; ++j) {
       const std::byte* item = items_[j];
       if (!job.carries(item)) continue;
@@ -179,14 +195,15 @@ bool HostExec::streamRows(int64_t count, Job& job) {
       if (job.composedBytes() > 0) row.load(job.composedOffset(), job.composed(item), job.composedBytes());
       job.scatter(item, row);
     }
-    job.finishedRun(*this, i);
+    job.finishedRun(*this, i, lane);
   }
   return true;
 }
 
 // result[e] = sum over the sources of weight * source[e], in their order. Written so that the compiler can vectorize.
 template <class Number>
-void reduceRow(ReduceItem& item, bool weighted, int64_t elements) {
+void reduceRow(ReduceItem& item, bool weighted, int64_t bytes) {
+  int64_t elements = bytes / static_cast<int64_t>(sizeof(Number));
   constexpr int64_t kBlock = 256;
   float sum[kBlock];
   for (int64_t first = 0; first < elements; first += kBlock) {
@@ -211,16 +228,18 @@ void reduceRow(ReduceItem& item, bool weighted, int64_t elements) {
 }
 
 template <class Job>
-bool HostExec::reduceRows(int64_t count, Job& job) {
-  for (int64_t i = 0; i < count; i += kRunRows) {
-    if (!job.beginRun(*this, i, items_)) return false;
+bool HostExec::reduceRows(const Job& job) {
+  typename Job::Lane lane;
+  job.start(*this, lane);
+  for (int64_t i = 0;; i += kRunRows) {
+    RunState state = job.beginRun(*this, i, items_, lane);
+    if (state != RunState::kReady) return state == RunState::kEnd;
     for (int64_t j = 0; j < kRunRows; ++j) {
       auto& item = *items_.as<ReduceItem>(j);
       if (item.result) addRow(item, job);
     }
-    job.finishedRun(*this, i);
+    job.finishedRun(*this, i, lane);
   }
-  return true;
 }
 
 template <class Job>
@@ -233,11 +252,11 @@ void HostExec::addRow(ReduceItem& item, const Job& job) {
   if (count == 1 && !job.weighted()) {
     std::memcpy(item.result, item.sources()[0].row, static_cast<size_t>(job.rowBytes()));
   } else if (job.type() == moeFloat32) {
-    reduceRow<Float32>(item, job.weighted(), job.elements());
+    reduceRow<Float32>(item, job.weighted(), job.rowBytes());
   } else if (job.type() == moeFloat16) {
-    reduceRow<Float16>(item, job.weighted(), job.elements());
+    reduceRow<Float16>(item, job.weighted(), job.rowBytes());
   } else {
-    reduceRow<Bfloat16>(item, job.weighted(), job.elements());
+    reduceRow<Bfloat16>(item, job.weighted(), job.rowBytes());
   }
 }
 

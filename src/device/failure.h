@@ -11,6 +11,7 @@ enum class Awaited : int32_t {
   kNothing,
   kConsumed,     // a peer to have read an earlier dispatch or combine
   kHistogram,    // another block of this rank
+  kSent,         // this rank's own rows to be on their way
   kCounts,       // the counts of a source
   kRows,         // the rows of a source
   kCombineHead,  // a peer's announcement of its combine

@@ -125,7 +125,7 @@ class HostBackend : public Backend {
     return outcome;
   }
 
-  Outcome poll() override { return {}; }
+  Outcome poll(bool) override { return {}; }
   bool synchronous() const override { return true; }
   void drain() override {}
   Outcome combine(CombineArgs& args, void*) override {
@@ -140,6 +140,7 @@ class HostBackend : public Backend {
   Outcome run(Args& args, Operation operation) {
     Outcome outcome;
     args.common.blocks = args.common.sendBlocks = args.common.receiveBlocks = grid_.blocks;
+    args.common.signalBlock = grid_.blocks - 1;
     args.common.outcome = &outcome.refusal;
     grid_.failure = {};
     struct Context {

@@ -25,6 +25,10 @@ const void* kernelAddress(Kernel kernel);
 // Most bytes of an item of dispatch.
 int64_t dispatchItemBytes(const Layout& layout);
 
-constexpr int kMaxWarps = 16;
+// Warps of a block. Combine wants registers more than warps: the stages leave no room in the first-level cache for
+// registers that are spilled.
+constexpr int kDispatchWarps = 16;
+constexpr int kCombineWarps = 12;
+constexpr int warpsOf(Kernel kernel) { return kernel == Kernel::kCombine ? kCombineWarps : kDispatchWarps; }
 
 }  // namespace moe

@@ -19,6 +19,11 @@ __device__ __forceinline__ uint64_t loadAcquireSys(const uint64_t* word) {
   asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
   return value;
 }
+__device__ __forceinline__ uint64_t loadRelaxedSys(const uint64_t* word) {
+  uint64_t value;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
 __device__ __forceinline__ uint32_t loadRelaxedSys(const uint32_t* word) {
   uint32_t value;
   asm volatile("ld.relaxed.sys.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
@@ -63,14 +68,21 @@ __device__ __forceinline__ uint32_t lanesBelow() {
   return mask;
 }
 
+// Two floats rounded to bfloat16, the first in the lower half.
+__device__ __forceinline__ int packBfloat16(float low, float high) {
+  int word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  return word;
+}
+
 __device__ __forceinline__ uint32_t sharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Orders ordinary accesses with those of the copy engine, in all memory or in this block's shared memory.
-__device__ __forceinline__ void fenceProxy() {
+// Orders ordinary accesses with those of the copy engine, in device memory or in this block's shared memory.
+__device__ __forceinline__ void fenceProxyGlobal() {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async;" ::: "memory");
+  asm volatile("fence.proxy.async.global;" ::: "memory");
 #endif
 }
 __device__ __forceinline__ void fenceProxyShared() {

@@ -8,21 +8,29 @@
 
 namespace moe {
 
+// The number of a dispatch or a combine, and which of the window's buffers it uses. Worked out once an operation: GPUs
+// are slow to divide.
+struct Epoch {
+  uint64_t number;
+  int64_t buffer;
+
+  MOE_HD Epoch(uint64_t number, const Shape& shape)
+      : number(number), buffer(static_cast<int64_t>(number % static_cast<uint64_t>(shape.buffers))) {}
+  MOE_HD operator uint64_t() const { return number; }
+};
+
 // One buffer of the dispatch half of a rank's window.
 class DispatchWindow {
  public:
-  MOE_HD DispatchWindow(const Layout& layout, std::byte* window, uint64_t epoch)
-      : layout_(layout),
-        base_(window + layout.window.dispatchBuffers +
-              static_cast<int64_t>(epoch % static_cast<uint64_t>(layout.shape.buffers)) * layout.window.dispatchBytes) {
-  }
+  MOE_HD DispatchWindow(const Layout& layout, std::byte* window, const Epoch& epoch)
+      : layout_(layout), base_(window + layout.window.dispatchBuffers + epoch.buffer * layout.window.dispatchBytes) {}
 
   MOE_HD std::byte* record(int source, int64_t slot) const {
     return base_ + layout_.window.records + (source * layout_.shape.maxTokens + slot) * layout_.record.stride;
   }
   MOE_HD CountBlock* counts(int source) const { return reinterpret_cast<CountBlock*>(countBlock(source)); }
-  MOE_HD int32_t* chunkEnds(int source) const {
-    return reinterpret_cast<int32_t*>(countBlock(source) + layout_.window.chunkEnds);
+  MOE_HD ChunkRange* chunkRange(int source, int64_t chunk) const {
+    return reinterpret_cast<ChunkRange*>(countBlock(source) + layout_.window.chunkRanges) + chunk;
   }
   MOE_HD int32_t* expertCounts(int source) const {
     return reinterpret_cast<int32_t*>(countBlock(source) + layout_.window.expertCounts);
@@ -46,10 +54,8 @@ class DispatchWindow {
 // One buffer of the combine half.
 class CombineWindow {
  public:
-  MOE_HD CombineWindow(const Layout& layout, std::byte* window, uint64_t epoch)
-      : layout_(layout),
-        base_(window + layout.window.combineBuffers +
-              static_cast<int64_t>(epoch % static_cast<uint64_t>(layout.shape.buffers)) * layout.window.combineBytes) {}
+  MOE_HD CombineWindow(const Layout& layout, std::byte* window, const Epoch& epoch)
+      : layout_(layout), base_(window + layout.window.combineBuffers + epoch.buffer * layout.window.combineBytes) {}
 
   MOE_HD std::byte* row(int64_t token, int64_t ordinal) const {
     return base_ + layout_.window.rows + (token * layout_.shape.distinct + ordinal) * layout_.window.rowStride;
@@ -82,33 +88,41 @@ class Workspace {
  public:
   MOE_HD explicit Workspace(const CommonArgs& args) : layout_(args.layout), base_(args.workspace) {}
 
-  MOE_HD int32_t* histogram(int64_t chunk) const {
-    return at<int32_t>(layout_.workspace.histograms) + chunk * layout_.shape.bins();
+  MOE_HD int32_t* histogram(int64_t block) const {
+    return at<int32_t>(layout_.workspace.histograms) + block * layout_.shape.bins();
   }
-  MOE_HD int32_t* chunkBase(int64_t chunk) const {
-    return at<int32_t>(layout_.workspace.chunkBases) + chunk * layout_.shape.bins();
-  }
-  MOE_HD uint64_t* chunkReady(int64_t chunk) const { return at<uint64_t>(layout_.workspace.chunkReady) + chunk; }
-  MOE_HD uint64_t* chunkRouted(int64_t chunk) const { return at<uint64_t>(layout_.workspace.chunkRouted) + chunk; }
+  MOE_HD uint64_t* spanCounted(int64_t block) const { return at<uint64_t>(layout_.workspace.spanCounted) + block; }
+  MOE_HD uint64_t* spanRouted(int64_t block) const { return at<uint64_t>(layout_.workspace.spanRouted) + block; }
   MOE_HD uint32_t* sendDone(int64_t chunk) const { return at<uint32_t>(layout_.workspace.sendDone) + chunk; }
+  MOE_HD uint64_t* chunkSent(int64_t chunk) const { return at<uint64_t>(layout_.workspace.chunkSent) + chunk; }
+  MOE_HD uint64_t* partialSent(int source, int64_t chunk) const {
+    return at<uint64_t>(layout_.workspace.partialSent) + source * layout_.shape.chunks + chunk;
+  }
   MOE_HD uint32_t* combineDone(int source, int64_t chunk) const {
     return at<uint32_t>(layout_.workspace.combineDone) + source * layout_.shape.chunks + chunk;
   }
   MOE_HD int64_t* sentRows(int peer) const { return at<int64_t>(layout_.workspace.sentRows) + peer; }
-  MOE_HD std::byte* routing(int64_t chunk) const {
-    return at<std::byte>(layout_.workspace.routing + chunk * layout_.workspace.routingStride);
+  MOE_HD const std::byte* zeroRow() const { return at<const std::byte>(layout_.workspace.zeroRow); }
+  MOE_HD std::byte** recordBases(int64_t block) const {
+    return at<std::byte*>(layout_.workspace.recordBases) + block * layout_.shape.nranks;
   }
-  MOE_HD int64_t* targets(int64_t token) const {
-    return at<int64_t>(layout_.workspace.targets) + token * layout_.shape.topk;
+  MOE_HD int32_t* owners(int64_t token) const {
+    return at<int32_t>(layout_.workspace.owners) + token * layout_.shape.topk;
+  }
+  MOE_HD uint8_t* flags(int64_t token) const {
+    return at<uint8_t>(layout_.workspace.flags) + token * layout_.shape.topk;
+  }
+  MOE_HD int32_t* bins(int64_t block) const {
+    return at<int32_t>(layout_.workspace.bins) + block * kMaxParts * layout_.shape.bins();
+  }
+  MOE_HD std::byte** targets(int64_t token) const {
+    return at<std::byte*>(layout_.workspace.targets) + token * layout_.shape.topk;
   }
   MOE_HD int32_t* indexes(int64_t token) const {
     return at<int32_t>(layout_.workspace.indexes) + token * layout_.shape.topk;
   }
-  MOE_HD int64_t* placeBases(int block) const {
-    return at<int64_t>(layout_.workspace.placeBases + block * layout_.workspace.placeStride);
-  }
-  MOE_HD int64_t* offsets(int block) const {
-    return at<int64_t>(layout_.workspace.offsets + block * layout_.workspace.offsetStride);
+  MOE_HD std::byte* places(int block) const {
+    return at<std::byte>(layout_.workspace.places + block * layout_.workspace.placeStride);
   }
 
  private:
@@ -127,12 +141,12 @@ class HandleView {
 
   MOE_HD int32_t* ids(int64_t token) const { return at<int32_t>(layout_.handle.ids) + token * layout_.shape.topk; }
   MOE_HD float* weights(int64_t token) const { return at<float>(layout_.handle.weights) + token * layout_.shape.topk; }
-  MOE_HD int32_t* rankCount(int64_t token) const { return at<int32_t>(layout_.handle.rankCounts) + token; }
+  MOE_HD TokenRanks* ranks(int64_t token) const { return at<TokenRanks>(layout_.handle.ranks) + token; }
   MOE_HD int64_t* sourceRows(int source) const { return at<int64_t>(layout_.handle.sourceRows) + source; }
   MOE_HD int32_t* sourceChunks(int source) const { return at<int32_t>(layout_.handle.sourceChunks) + source; }
   MOE_HD int64_t* sourceFirst(int source) const { return at<int64_t>(layout_.handle.sourceFirst) + source; }
-  MOE_HD int32_t* chunkEnds(int source) const {
-    return at<int32_t>(layout_.handle.chunkEnds) + source * layout_.shape.chunks;
+  MOE_HD ChunkRange* chunkRange(int source, int64_t chunk) const {
+    return at<ChunkRange>(layout_.handle.chunkRanges) + source * layout_.shape.chunks + chunk;
   }
   MOE_HD int32_t* token(int source, int64_t slot) const {
     return at<int32_t>(layout_.handle.tokens) + record(source, slot);
@@ -156,7 +170,5 @@ class HandleView {
   const Layout& layout_;
   std::byte* base_;
 };
-
-constexpr int64_t kRunsPerChunk = kChunkTokens / kRunRows;
 
 }  // namespace moe
