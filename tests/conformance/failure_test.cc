@@ -276,7 +276,7 @@ TEST_P(ProcessRanksFailure, SleepingForLessThanTheTimeoutIsExact) { expectPatien
 // Longer than the timeout: every other rank says whom it waited for.
 void expectTimeout(const Place& place, const std::string& action) {
   // Ranks begin apart: it takes one GPU longer than another to be ready.
-  milliseconds timeout(place.backend->asynchronous() ? 2000 : 300);
+  milliseconds timeout(place.backend->asynchronous() ? 5000 : 300);
   RankGroup ranks = loopIn(place, std::to_string(timeout.count()), "1000000", action);
   ASSERT_TRUE(ranks.introduce());
   for (int rank = 0; rank < place.nranks; ++rank) ASSERT_EQ(ranks.hear(rank), "running");
