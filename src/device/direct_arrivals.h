@@ -235,11 +235,9 @@ class Arrivals {
 // run is `perRun` contiguous rows of a chunk.
 class SourceRuns {
  public:
-  // Sources first, first+1 ... modulo the ranks, `sources` of them.
-  MOE_PROTOCOL SourceRuns(const Shape& shape, int first, int sources, int64_t warp, int64_t warps, int64_t perRun)
+  MOE_PROTOCOL SourceRuns(const Shape& shape, int64_t warp, int64_t warps, int64_t perRun)
       : ranks_(static_cast<uint32_t>(shape.nranks)),
-        first_(static_cast<uint32_t>(first)),
-        sources_(static_cast<uint32_t>(sources)),
+        rank_(static_cast<uint32_t>(shape.rank)),
         perRun_(static_cast<uint32_t>(perRun)),
         perChunk_(static_cast<uint32_t>(kChunkTokens / perRun)),
         warp_(warp),
@@ -247,10 +245,9 @@ class SourceRuns {
 
   // Runs of this warp when the longest source has `chunks` chunks.
   MOE_PROTOCOL int64_t count(int64_t chunks) const {
-    int64_t runs = chunks * perChunk_ * sources_;
+    int64_t runs = chunks * perChunk_ * ranks_;
     return warp_ < runs ? ceilDiv(runs - warp_, warps_) : 0;
   }
-  MOE_PROTOCOL uint32_t perChunk() const { return perChunk_; }
 
   struct Run {
     int source;
@@ -260,13 +257,13 @@ class SourceRuns {
   MOE_PROTOCOL Run at(int64_t nth) const {
     // There are fewer than 2^32 runs, and 64-bit divisions are slow on GPUs.
     auto run = static_cast<uint32_t>(warp_ + nth * warps_);
-    uint32_t ofSource = run / sources_;
-    return {static_cast<int>((first_ + run % sources_) % ranks_), static_cast<int32_t>(ofSource / perChunk_),
+    uint32_t ofSource = run / ranks_;
+    return {static_cast<int>((rank_ + run % ranks_) % ranks_), static_cast<int32_t>(ofSource / perChunk_),
             static_cast<int32_t>(ofSource % perChunk_ * perRun_)};
   }
 
  private:
-  uint32_t ranks_, first_, sources_, perRun_, perChunk_;
+  uint32_t ranks_, rank_, perRun_, perChunk_;
   int64_t warp_, warps_;
 };
 

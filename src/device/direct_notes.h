@@ -166,8 +166,8 @@ MOE_PROTOCOL bool noteViews(X& x, const DispatchArgs& a, const Arrivals<X>& arri
   constexpr int kBatch = 4;
   const Shape& shape = a.common.layout.shape;
   Notes<X> notes(a, arrivals);
-  SourceRuns runs(shape, shape.rank, shape.nranks, receivingWarp(x, a.common, x.warps()),
-                  int64_t{a.common.receiveBlocks} * x.warps(), kNotedRows);
+  SourceRuns runs(shape, receivingWarp(x, a.common, x.warps()), int64_t{a.common.receiveBlocks} * x.warps(),
+                  kNotedRows);
   int64_t count = runs.count(arrivals.mostOrders());
   MOE_ROLL for (int64_t nth = 0; nth < count; ++nth) {
     SourceRuns::Run run = runs.at(nth);

@@ -21,8 +21,8 @@ class PlaceJob {
         arrivals_(arrivals),
         notes_(a, arrivals),
         perRun_(Grain(allRows(), int64_t{a.common.receiveBlocks} * x.streamers(), 0, {kEvenRuns, false}).rows),
-        runs_(shape_, shape_.rank, shape_.nranks, receivingWarp(x, a.common, x.streamers()),
-              int64_t{a.common.receiveBlocks} * x.streamers(), perRun_) {}
+        runs_(shape_, receivingWarp(x, a.common, x.streamers()), int64_t{a.common.receiveBlocks} * x.streamers(),
+              perRun_) {}
 
   MOE_PROTOCOL int64_t rows() const { return runs_.count(arrivals_.mostOrders()) * kRunRows; }
 

@@ -120,15 +120,16 @@ class Router {
     MOE_ROLL for (int peer = x_.thread(); peer < shape_.nranks; peer += x_.threads()) {
       records_[peer] = windowOf(peer).record(shape_.rank, 0);
     }
-    int32_t perPart = static_cast<int32_t>(ceilDiv(ceilDiv(tokens_, kUnit), parts_));
+    int32_t perPart = static_cast<int32_t>(ceilDiv(unitsOf(tokens_), parts_));
     firstUnit_ = x_.warp() * perPart;
-    units_ = larger32(0, smaller32(perPart, (tokens_ + kUnit - 1) / kUnit - firstUnit_));
+    units_ = static_cast<int32_t>(larger(0, smaller(perPart, unitsOf(tokens_) - firstUnit_)));
   }
 
-  MOE_PROTOCOL static int32_t smaller32(int32_t a, int32_t b) { return a < b ? a : b; }
-  MOE_PROTOCOL static int32_t larger32(int32_t a, int32_t b) { return a > b ? a : b; }
   // First entry of a unit, and of what lies behind the span.
-  MOE_PROTOCOL int32_t entryOf(int32_t unit) const { return smaller32(unit * kUnit, tokens_) * shape_.topk; }
+  MOE_PROTOCOL int32_t entryOf(int32_t unit) const {
+    return static_cast<int32_t>(smaller(unit * kUnit, tokens_)) * shape_.topk;
+  }
+  MOE_PROTOCOL static int32_t unitsOf(int32_t tokens) { return (tokens + kUnit - 1) / kUnit; }
 
   // Reads this warp's entries and counts records per rank, and rows per expert.
   MOE_PROTOCOL void countPart() {
@@ -260,7 +261,7 @@ class Router {
 
   // Gives every record of this warp's units its slot, and every row its index, in token order.
   MOE_PROTOCOL void assignPart() {
-    int32_t units = (tokens_ + kUnit - 1) / kUnit;
+    int32_t units = unitsOf(tokens_);
     // A dispatch without tokens has one chunk, and it is empty.
     if (units == 0 && x_.warp() == 0) {
       tellRange(0, true);

@@ -44,16 +44,6 @@ __device__ __forceinline__ int4 pack<Bfloat16>(const float* values) {
   return {word[0], word[1], word[2], word[3]};
 }
 
-// Loads that pass by the first-level cache: these rows are read once.
-__device__ __forceinline__ int4 loadWords(const std::byte* from) {
-  int4 words;
-  asm volatile("ld.global.L1::no_allocate.v4.s32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
-               : "l"(from)
-               : "memory");
-  return words;
-}
-
 // Words of 16 bytes that one lane takes of a row: kWidth of them, 512 bytes apart.
 template <int kWidth>
 struct Words {
@@ -61,7 +51,7 @@ struct Words {
 
   __device__ __forceinline__ void load(const std::byte* from) {
 #pragma unroll
-    for (int w = 0; w < kWidth; ++w) words[w] = loadWords(from + w * 512);
+    for (int w = 0; w < kWidth; ++w) words[w] = ptx::loadOnce(from + w * 512);
   }
 };
 
@@ -301,7 +291,7 @@ __device__ inline void CudaExec::loadPart(ReduceItem& item, int stage, int offse
   auto sources = static_cast<int>(item.count);
   std::byte* to = stageAt(grid_.reduce, stage);
   if (lane() == 0) {
-    // With two stages the one that is loaded has just been stored from.
+    // With two stages, too, the latest group need not be waited for; but with one wait for both the kernel spills.
     grid_.reduce.stages > 2 ? ptx::bulkWaitRead<1>() : ptx::bulkWaitRead<0>();
     ptx::barrierExpect(barriers_ + stage, size * static_cast<uint32_t>(sources));
   }

@@ -17,7 +17,7 @@ __device__ inline CudaExec::CudaExec(const CudaGrid& grid, Control* control, std
   barriers_ = reinterpret_cast<uint64_t*>(items_ + itemsBytes(grid));
 #if __CUDA_ARCH__ >= 900
   if (warp() < grid.warps && lane() < kMaxStages) ptx::barrierInit(barriers_ + lane());
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  ptx::barrierInitFence();
   ptx::fenceProxyShared();
 #endif
   __syncthreads();

@@ -187,6 +187,7 @@ bool HostExec::streamRows(int64_t count, const Job& job) {
   typename Job::Lane lane;
   for (int64_t i = 0; i < count; i += kRunRows) {
     if (!job.beginRun(*this, i, items_, lane)) return false;
+    if (i + kRunRows < count) job.prefetchRun(*this, i + kRunRows, lane);
     for (int64_t j = 0; j < kRunRows; ++j) {
       const std::byte* item = items_[j];
       if (!job.carries(item)) continue;
@@ -234,6 +235,7 @@ bool HostExec::reduceRows(const Job& job) {
   for (int64_t i = 0;; i += kRunRows) {
     RunState state = job.beginRun(*this, i, items_, lane);
     if (state != RunState::kReady) return state == RunState::kEnd;
+    job.prefetchRun(*this, i + kRunRows, lane);
     for (int64_t j = 0; j < kRunRows; ++j) {
       auto& item = *items_.as<ReduceItem>(j);
       if (item.result) addRow(item, job);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The PTX that moecl needs, one instruction or short sequence a function. Nothing else contains asm.
+// The PTX that moecl needs, one instruction or short sequence a function. Nothing else but numbers.h contains asm.
 #pragma once
 
 #include <cstddef>
@@ -68,6 +68,16 @@ __device__ __forceinline__ uint32_t lanesBelow() {
   return mask;
 }
 
+// A load that passes by the first-level cache, for what is read once.
+__device__ __forceinline__ int4 loadOnce(const std::byte* from) {
+  int4 words;
+  asm volatile("ld.global.L1::no_allocate.v4.s32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "l"(from)
+               : "memory");
+  return words;
+}
+
 // Two floats rounded to bfloat16, the first in the lower half.
 __device__ __forceinline__ int packBfloat16(float low, float high) {
   int word;
@@ -94,6 +104,10 @@ __device__ __forceinline__ void fenceProxyShared() {
 #if __CUDA_ARCH__ >= 900
 __device__ __forceinline__ void barrierInit(uint64_t* barrier) {
   asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(sharedAddress(barrier)) : "memory");
+}
+// After barrierInit: the copy engine may use the barriers.
+__device__ __forceinline__ void barrierInitFence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 __device__ __forceinline__ void barrierExpect(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(sharedAddress(barrier)), "r"(bytes)

@@ -59,7 +59,7 @@ struct RunItems {
 // How rows may be cut into runs: so that every warp gets `runs` of them if possible, and whether rows may be sliced.
 struct Cut {
   int32_t runs;
-  bool mayslice;
+  bool maySlice;
 };
 
 // A run of one operation, cut so that `warps` warps share `wanted` rows evenly: so many contiguous rows, or one slice
@@ -69,7 +69,7 @@ struct Grain {
 
   MOE_HD Grain(int64_t wanted, int64_t warps, int64_t rowBytes, Cut cut) : rows(kRunRows), slices(1) {
     while (rows > 1 && wanted < rows * warps * cut.runs) rows /= 2;
-    while (cut.mayslice && rows == 1 && slices < kMostSlices && wanted * slices * 2 <= warps &&
+    while (cut.maySlice && rows == 1 && slices < kMostSlices && wanted * slices * 2 <= warps &&
            rowBytes % (kSliceBytes * slices * 2) == 0) {
       slices *= 2;
     }
