@@ -137,10 +137,8 @@ WorkspaceLayout makeWorkspace(const Shape& shape, int blocks) {
   work.histograms = at.take(4 * blocks * shape.bins());
   work.spanCounted = at.take(int64_t{8} * blocks);
   work.spanRouted = at.take(int64_t{8} * blocks);
-  work.sendDone = at.take(4 * shape.chunks);
-  work.chunkSent = at.take(8 * shape.chunks);
-  work.combineDone = at.take(4 * ranks * shape.chunks);
-  work.partialSent = at.take(8 * ranks * shape.chunks);
+  work.sentTokens = at.take(8 * shape.chunks);
+  work.sentPartials = at.take(8 * ranks * shape.chunks);
   work.sentRows = at.take(8 * ranks);
   work.zeroRow = at.take(shape.combineRowBytes);
   work.recordBases = at.take(8 * blocks * ranks);

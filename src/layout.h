@@ -20,6 +20,8 @@ namespace moe {
 constexpr int64_t kChunkTokens = 32;
 // Contiguous rows that one warp handles as a unit; a divisor of kChunkTokens.
 constexpr int64_t kRunRows = 4;
+// Rows may be cut into so many slices at most; where slices are counted, a row counts for as many.
+constexpr int32_t kRowParts = 4;
 // Signals of different writers stay on lines of their own.
 constexpr int64_t kSignalStride = 64;
 // Record strides are a multiple of this: NVLink loses 7 % otherwise.
@@ -166,22 +168,20 @@ struct Control {
   uint64_t readDispatch[8];   // per buffer: the last epoch that was read completely
   uint32_t finishedBlocks;
   uint32_t ticket;
-  uint32_t claimedTokens;  // runs of a combine's tokens that warps have taken
+  uint32_t sentClaims, receivedClaims;  // runs of rows to send, and of rows that come, that warps have claimed
   // Totals for moeGetStats.
   uint64_t tokens, selfRows, mappedRows, selfCombineRows, mappedCombineRows;
 };
 
 struct WorkspaceLayout {
-  int64_t control;      // Control
-  int64_t histograms;   // int32[blocks][bins] entries of each routing block's span
-  int64_t spanCounted;  // uint64[blocks] epoch for which the histogram is complete
-  int64_t spanRouted;   // uint64[blocks] epoch for which every record of the span has its slot
-  int64_t sendDone;     // uint32[chunks] runs stored
-  int64_t chunkSent;    // uint64[chunks] epoch for which they all are
-  int64_t combineDone;  // uint32[nranks][chunks] runs stored
-  int64_t partialSent;  // uint64[nranks][chunks] epoch for which they all are
-  int64_t sentRows;     // int64[nranks] records of the last dispatch
-  int64_t zeroRow;      // combineRowBytes, never written
+  int64_t control;       // Control
+  int64_t histograms;    // int32[blocks][bins] entries of each routing block's span
+  int64_t spanCounted;   // uint64[blocks] epoch for which the histogram is complete
+  int64_t spanRouted;    // uint64[blocks] epoch for which every record of the span has its slot
+  int64_t sentTokens;    // uint64[chunks] tokens whose records are stored; zero between operations, as the next
+  int64_t sentPartials;  // uint64[nranks][chunks] partial rows that are stored
+  int64_t sentRows;      // int64[nranks] records of the last dispatch
+  int64_t zeroRow;       // combineRowBytes, never written
   // What routing keeps where an Exec has no faster memory for it:
   int64_t recordBases;  // byte*[blocks][nranks]
   int64_t owners;       // int32[maxTokens][topk]

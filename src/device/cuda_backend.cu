@@ -44,7 +44,6 @@ class OnDevice {
 // have stages.
 constexpr int64_t kSumStageBytes = 8192;
 constexpr int32_t kSumWarps = 8;
-constexpr int64_t kAddStageBytes = 6144;
 // With fewer warps, two stages a warp are better than three.
 constexpr int64_t kLeastStreamers = 3;
 // Blocks that send one chunk when tokens are few.
@@ -160,9 +159,8 @@ class CudaBackend : public Backend {
     if (!shape.expertLayout()) {
       launch.grid.stream = staging(kCombineWarps, forStages, 0, shape.combineRowBytes, kLeastStreamers);
     }
-    int64_t part = shape.expertLayout() ? kSumStageBytes : kAddStageBytes;
     int32_t warps = shape.expertLayout() ? kSumWarps : kCombineWarps;
-    launch.grid.reduce = staging(warps, forStages, 0, larger(part, 512 * most), warps);
+    launch.grid.reduce = staging(warps, forStages, 0, larger(kSumStageBytes, 512 * most), warps);
     run(Kernel::kCombine, &launch, &launch.op.common, combineSpread(shape.expertLayout()), stream);
     return {};
   }
@@ -239,7 +237,7 @@ class CudaBackend : public Backend {
   // Measured on two H200s: docs/performance.md.
   Spread dispatchSpread(bool places) const { return places ? spread(16, 100, 1, 3) : spread(16, 7, 2, 3); }
   // Where rows are added before they are sent, all of them are read first.
-  Spread combineSpread(bool adds) const { return adds ? spread(90, 41, 2, 3) : spread(11, 12, 1, 2); }
+  Spread combineSpread(bool adds) const { return adds ? spread(100, 31, 2, 3) : spread(11, 12, 1, 2); }
 
   static int32_t tableBytes(const Layout& layout) {
     int64_t bytes = roundUp(layout.workspace.placeStride, 128);

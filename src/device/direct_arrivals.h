@@ -231,40 +231,34 @@ class Arrivals {
   SourceInfo* sources_;
 };
 
-// Which rows of which source a warp takes: chunk by chunk, sources in turn, so that every source's link is in use. A
-// run is `perRun` contiguous rows of a chunk.
+// All rows that come, in runs: chunk by chunk, sources in turn, so that every source's link is in use. A run is
+// `perRun` contiguous rows of a chunk.
 class SourceRuns {
  public:
-  MOE_PROTOCOL SourceRuns(const Shape& shape, int64_t warp, int64_t warps, int64_t perRun)
+  // `chunks`: of the longest source.
+  MOE_PROTOCOL SourceRuns(const Shape& shape, int64_t chunks, int64_t perRun)
       : ranks_(static_cast<uint32_t>(shape.nranks)),
         rank_(static_cast<uint32_t>(shape.rank)),
         perRun_(static_cast<uint32_t>(perRun)),
         perChunk_(static_cast<uint32_t>(kChunkTokens / perRun)),
-        warp_(warp),
-        warps_(warps) {}
+        count_(static_cast<uint32_t>(chunks) * perChunk_ * ranks_) {}
 
-  // Runs of this warp when the longest source has `chunks` chunks.
-  MOE_PROTOCOL int64_t count(int64_t chunks) const {
-    int64_t runs = chunks * perChunk_ * ranks_;
-    return warp_ < runs ? ceilDiv(runs - warp_, warps_) : 0;
-  }
+  // There are fewer than 2^32, and 64-bit divisions are slow on GPUs.
+  MOE_PROTOCOL uint32_t count() const { return count_; }
 
   struct Run {
     int source;
     int32_t order;  // which of the source's chunks
     int32_t row;    // first row of the run among the records of its chunk
   };
-  MOE_PROTOCOL Run at(int64_t nth) const {
-    // There are fewer than 2^32 runs, and 64-bit divisions are slow on GPUs.
-    auto run = static_cast<uint32_t>(warp_ + nth * warps_);
+  MOE_PROTOCOL Run at(uint32_t run) const {
     uint32_t ofSource = run / ranks_;
     return {static_cast<int>((rank_ + run % ranks_) % ranks_), static_cast<int32_t>(ofSource / perChunk_),
             static_cast<int32_t>(ofSource % perChunk_ * perRun_)};
   }
 
  private:
-  uint32_t ranks_, rank_, perRun_, perChunk_;
-  int64_t warp_, warps_;
+  uint32_t ranks_, rank_, perRun_, perChunk_, count_;
 };
 
 // Number of a warp among the first `warps` of every receiving block.

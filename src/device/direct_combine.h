@@ -9,15 +9,15 @@
 
 namespace moe {
 
-// This rank's tokens as a reduce job. A run is so many tokens, or a slice of one.
+// This rank's tokens as a reduce job. A run is so many tokens, or a slice of one; the warps of all blocks claim runs,
+// so that blocks that have sent help with what is left.
 template <class X>
 class TokenJob {
  public:
   static constexpr bool kOnlyAdds = true;
   struct Lane {
     Claims<X> claims;
-    bool begun = false;
-    uint32_t known = UINT32_MAX;  // the run of which this lane's token is in `ranks`
+    uint32_t known = Claims<X>::kNone;  // the run of which this lane's token is in `ranks`
     TokenRanks ranks{};
     int64_t chunk = -1;  // has arrived
   };
@@ -31,7 +31,7 @@ class TokenJob {
         outputs_(a),
         ownFirst_(*handle_.sourceFirst(shape_.rank)),
         tokens_(static_cast<uint32_t>(a.common.handleHead()->numTokens)),
-        grain_(tokens_, sharers(a) * x.reducers(), shape_.combineRowBytes, {kEvenRuns, true}),
+        grain_(tokens_, int64_t{a.common.blocks} * x.reducers(), shape_.combineRowBytes, {kEvenRuns, true}),
         total_((tokens_ + static_cast<uint32_t>(grain_.rows) - 1) / static_cast<uint32_t>(grain_.rows) *
                static_cast<uint32_t>(grain_.slices)) {}
 
@@ -49,24 +49,16 @@ class TokenJob {
   MOE_PROTOCOL int32_t type() const { return shape_.combineType; }
   MOE_PROTOCOL int64_t rowBytes() const { return shape_.combineRowBytes / grain_.slices; }
 
-  // In moeLayoutRank blocks that have sent help with what is left. Where rows are added before they are sent, only the
-  // receiving blocks are here, and turns cost less than claims.
-  MOE_PROTOCOL void start(X& x, Lane& lane) const {
-    if (!shape_.expertLayout()) return lane.claims.startClaims(x, &a_.common.control()->claimedTokens);
-    lane.claims.startTurns(static_cast<uint32_t>(receivingWarp(x, a_.common, x.reducers())),
-                           static_cast<uint32_t>(a_.common.receiveBlocks * x.reducers()));
-  }
+  MOE_PROTOCOL void start(X& x, Lane& lane) const { lane.claims.startClaims(x, &a_.common.control()->receivedClaims); }
 
-  MOE_PROTOCOL void prefetchRun(X& x, int64_t, Lane& lane) const {
-    lane.known = lane.claims.next();
+  MOE_PROTOCOL void prefetchRun(X& x, Lane& lane) const {
+    lane.known = lane.claims.next(x);
     uint32_t token = firstToken(lane.known) + static_cast<uint32_t>(x.lane());
     if (lane.known < total_ && x.lane() < grain_.rows && token < tokens_) lane.ranks = *handle_.ranks(token);
   }
 
   MOE_PROTOCOL RunState beginRun(X& x, int64_t, RunItems items, Lane& lane) const {
-    if (lane.begun) lane.claims.advance(x);
-    lane.begun = true;
-    uint32_t run = lane.claims.now();
+    uint32_t run = lane.claims.advance(x);
     if (run >= total_) return RunState::kEnd;
     uint32_t first = firstToken(run);
     int64_t offset = run % static_cast<uint32_t>(grain_.slices) * rowBytes();
@@ -75,11 +67,11 @@ class TokenJob {
       int64_t token = int64_t{first} + j;
       auto* item = items.as<ReduceItem>(j);
       if (j >= grain_.rows || token >= tokens_) {
-        *item = {nullptr, 0};
+        *item = {nullptr, 0, 0};
         continue;
       }
       TokenRanks ranks = run == lane.known && j == x.lane() ? lane.ranks : *handle_.ranks(token);
-      *item = {a_.output.data + token * a_.output.stride + offset, ranks.count};
+      *item = {a_.output.data + token * a_.output.stride + offset, ranks.count, 0};
       MOE_ROLL for (int ordinal = 0; ordinal < ranks.count; ++ordinal) {
         bool own = ranks.ownSlot >= 0 && ordinal == ranks.ownOrdinal && !shape_.expertLayout();
         const std::byte* row = own ? outputs_.row(shape_.rank, ranks.ownSlot, ownFirst_) : window_.row(token, ordinal);
@@ -91,10 +83,6 @@ class TokenJob {
   MOE_PROTOCOL void finishedRun(X&, int64_t, Lane&) const {}
 
  private:
-  // Blocks that share the tokens.
-  MOE_PROTOCOL static int64_t sharers(const CombineArgs& a) {
-    return a.common.layout.shape.expertLayout() ? a.common.receiveBlocks : a.common.blocks;
-  }
   MOE_PROTOCOL uint32_t firstToken(uint32_t run) const {
     return run / static_cast<uint32_t>(grain_.slices) * static_cast<uint32_t>(grain_.rows);
   }
@@ -151,8 +139,8 @@ MOE_PROTOCOL inline Refusal checkHeads(const CombineArgs& a, const CombineWindow
   return {0, 0, 0, 0};
 }
 
-// The receiving half of a combine. All warps of the receiving blocks, and in moeLayoutRank of those that have sent;
-// false after a failure.
+// The receiving half of a combine. All warps of the receiving blocks, and of those that have sent; false after a
+// failure.
 template <class X>
 MOE_PROTOCOL bool receiveCombine(X& x, const CombineArgs& a, const Epoch& epoch) {
   const Shape& shape = a.common.layout.shape;
@@ -170,7 +158,7 @@ MOE_PROTOCOL bool receiveCombine(X& x, const CombineArgs& a, const Epoch& epoch)
     }
     return x.barrier(ok);
   }
-  if (x.block() == a.common.blocks - 1 && x.thread() == 0) *a.common.outcome = refusal;
+  if (x.block() == a.common.blocks - 1 && x.thread() == 0) tellOutcome(a.common, refusal);
   MOE_ROLL for (int sender = 0; ok && sender < shape.nranks; ++sender) {
     if (sender == shape.rank && !shape.expertLayout()) continue;  // sends itself nothing
     int64_t chunks = smaller(window.head(sender)->chunks, shape.chunks);
@@ -209,32 +197,15 @@ MOE_PROTOCOL bool sendPartialRows(X& x, const CombineArgs& a, const Epoch& epoch
   }
   if (x.warp() >= x.streamers()) return true;
   CopyJob<X> job(x, a, epoch);
-  return x.streamRows(job.rows(), job);
+  return x.streamRows(job);
 }
 
-// Tells every source what has been sent to it. All warps of one block; see signalChunks.
+// Tells every source which dispatch is combined, and what has been sent to it. All warps of one block.
 template <class X>
 MOE_PROTOCOL bool signalPartialRows(X& x, const CombineArgs& a, const Epoch& epoch) {
-  bool ok = x.barrier(peersConsumed(x, a.common, epoch, consumedCombine));
-  if (!ok) return false;
+  if (!x.barrier(peersConsumed(x, a.common, epoch, consumedCombine))) return false;
   tellHeads(x, a, epoch);
-  if (!a.common.handle) return true;
-  const Layout& layout = a.common.layout;
-  Workspace work(a.common);
-  HandleView handle(a.common);
-  SentChunks all(a);
-  MOE_ROLL for (uint32_t nth = static_cast<uint32_t>(x.warp()); ok && nth < all.count();
-                nth += static_cast<uint32_t>(x.warps())) {
-    auto chunk = all.at(nth);
-    if (chunk.chunk >= *handle.sourceChunks(chunk.source)) continue;
-    if (x.lane() == 0) {
-      ok = x.wait(work.partialSent(chunk.source, chunk.chunk), epoch, Awaited::kSent, layout.shape.rank);
-      CombineWindow window(layout, a.common.windows[chunk.source], epoch);
-      if (ok) x.signal(window.chunkSignal(layout.shape.rank, chunk.chunk), epoch);
-    }
-    ok = x.warpAll(ok);
-  }
-  return ok;
+  return !a.common.handle || signalWhenStored(x, a.common.layout.shape.rank, PartialChunks(a, epoch));
 }
 
 // A combine on every warp of the grid. False after a failure, which the Exec has recorded.
@@ -254,17 +225,16 @@ MOE_PROTOCOL bool directCombine(X& x, const CombineArgs& a) {
   if (!x.barrier(ok)) return false;
   bool receives = x.block() >= a.common.blocks - a.common.receiveBlocks;
   // A block that has sent may help, but not in place of the one that signals: the peers wait for that.
-  if (!receives && !a.common.layout.shape.expertLayout()) {
-    receives = x.barrier(x.thread() != 0 || x.started(&control->ticket, a.common.signalBlock));
-  }
+  if (!receives) receives = x.barrier(x.thread() != 0 || x.started(&control->ticket, a.common.signalBlock));
   if (!leftOut && receives && !receiveCombine(x, a, epoch)) return false;
   if (x.lastBlock(&control->finishedBlocks, a.common.blocks) && x.thread() == 0) {
     x.reset(&control->finishedBlocks);
     x.reset(&control->ticket);
-    x.reset(&control->claimedTokens);
+    x.reset(&control->sentClaims);
+    x.reset(&control->receivedClaims);
     if (leftOut) {
       const HandleHead& head = *a.common.handleHead();
-      *a.common.outcome = {static_cast<int32_t>(head.refusal), static_cast<int32_t>(head.refusedBy), 0, 0};
+      tellOutcome(a.common, {static_cast<int32_t>(head.refusal), static_cast<int32_t>(head.refusedBy), 0, 0});
     } else {
       finishCombine(x, a, epoch);
     }

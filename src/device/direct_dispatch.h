@@ -110,7 +110,7 @@ MOE_PROTOCOL void writeNoCounts(const X& x, const DispatchArgs& a) {
 
 // Records that `peer` refused this dispatch, for the host and for a combine of the handle. One thread.
 MOE_PROTOCOL inline void noteRefusal(const CommonArgs& common, int32_t code, int peer) {
-  *common.outcome = {code, peer, 0, 0};
+  tellOutcome(common, {code, peer, 0, 0});
   if (!common.handle) return;
   common.handleHead()->refusal = code;
   common.handleHead()->refusedBy = peer;
@@ -148,7 +148,7 @@ MOE_PROTOCOL bool receiveDispatch(X& x, const DispatchArgs& a, const Epoch& epoc
   if (a.views) return noteViews(x, a, arrivals);
   if (x.warp() >= x.streamers()) return true;
   PlaceJob<X> job(x, a, arrivals);
-  return x.streamRows(job.rows(), job);
+  return x.streamRows(job);
 }
 
 // What one dispatch leaves behind. One thread, after all blocks.
@@ -182,7 +182,9 @@ MOE_PROTOCOL bool directDispatch(X& x, const DispatchArgs& a) {
   bool ok = true;
   if (a.phases & kPhaseSend && x.block() < a.common.sendBlocks) ok = sendDispatch(x, a, epoch);
   if (!x.barrier(ok)) return false;
-  if (a.phases & kPhaseSend && x.block() == a.common.signalBlock) ok = signalChunks(x, a, epoch);
+  if (a.phases & kPhaseSend && x.block() == a.common.signalBlock) {
+    ok = signalWhenStored(x, a.common.layout.shape.rank, DispatchedChunks(a, epoch));
+  }
   if (!x.barrier(ok)) return false;
   if (a.phases & kPhaseReceive && x.block() >= a.common.blocks - a.common.receiveBlocks) {
     ok = receiveDispatch(x, a, epoch);
@@ -191,6 +193,8 @@ MOE_PROTOCOL bool directDispatch(X& x, const DispatchArgs& a) {
   if (x.lastBlock(&control->finishedBlocks, a.common.blocks) && x.thread() == 0) {
     x.reset(&control->finishedBlocks);
     x.reset(&control->ticket);
+    x.reset(&control->sentClaims);
+    x.reset(&control->receivedClaims);
     finishDispatch(x, a, epoch);
   }
   return true;

@@ -166,10 +166,10 @@ MOE_PROTOCOL bool noteViews(X& x, const DispatchArgs& a, const Arrivals<X>& arri
   constexpr int kBatch = 4;
   const Shape& shape = a.common.layout.shape;
   Notes<X> notes(a, arrivals);
-  SourceRuns runs(shape, receivingWarp(x, a.common, x.warps()), int64_t{a.common.receiveBlocks} * x.warps(),
-                  kNotedRows);
-  int64_t count = runs.count(arrivals.mostOrders());
-  MOE_ROLL for (int64_t nth = 0; nth < count; ++nth) {
+  SourceRuns runs(shape, arrivals.mostOrders(), kNotedRows);
+  auto warps = static_cast<uint32_t>(a.common.receiveBlocks * x.warps());
+  MOE_ROLL for (auto nth = static_cast<uint32_t>(receivingWarp(x, a.common, x.warps())); nth < runs.count();
+                nth += warps) {
     SourceRuns::Run run = runs.at(nth);
     int64_t first = 0;
     int32_t rows = 0;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "device/direct_arrivals.h"
+#include "device/direct_signal.h"
 #include "device/row_jobs.h"
 #include "device/window_view.h"
 
@@ -34,98 +35,95 @@ class ExpertRows {
   bool inPlace_;
 };
 
-// The chunks of partial rows that a rank sends, sources in turn, so that every source's link is in use: all sources' in
-// expert layouts; in moeLayoutRank a rank's own rows are not sent, since whoever adds reads them where they are.
-class SentChunks {
+// The sources to which a rank sends partial rows, in turn, so that every source's link is in use: all of them in expert
+// layouts; in moeLayoutRank a rank's own rows are not sent, since whoever adds reads them where they are.
+class PartialSources {
  public:
-  MOE_PROTOCOL explicit SentChunks(const CombineArgs& a)
-      : ranks_(static_cast<uint32_t>(a.common.layout.shape.nranks)),
-        first_(static_cast<uint32_t>(a.common.layout.shape.rank)),
-        sources_(ranks_) {
-    const Shape& shape = a.common.layout.shape;
-    if (!shape.expertLayout()) {
-      ++first_;
-      --sources_;
-    }
-    HandleView handle(a.common);
-    int32_t most = 0;
-    MOE_ROLL for (uint32_t nth = 0; nth < sources_; ++nth) {
-      int source = static_cast<int>((first_ + nth) % ranks_);
-      int32_t chunks = *handle.sourceChunks(source);
-      most = chunks > most ? chunks : most;
-      rows_ += *handle.sourceRows(source);
-    }
-    count_ = static_cast<uint32_t>(most) * sources_;
-  }
+  MOE_PROTOCOL explicit PartialSources(const Shape& shape)
+      : ranks_(static_cast<uint32_t>(shape.nranks)),
+        first_(static_cast<uint32_t>(shape.rank) + (shape.expertLayout() ? 0 : 1)),
+        count_(ranks_ - (shape.expertLayout() ? 0 : 1)) {}
 
-  // Chunks up to the longest source's; shorter ones do not have all of theirs.
   MOE_PROTOCOL uint32_t count() const { return count_; }
-  MOE_PROTOCOL int64_t rows() const { return rows_; }
-
-  struct Chunk {
-    int source;
-    int32_t chunk;
-  };
-  MOE_PROTOCOL Chunk at(uint32_t nth) const {
-    return {static_cast<int>((first_ + nth % sources_) % ranks_), static_cast<int32_t>(nth / sources_)};
-  }
+  MOE_PROTOCOL int at(uint32_t nth) const { return static_cast<int>((first_ + nth % count_) % ranks_); }
 
  private:
-  uint32_t ranks_, first_, sources_, count_ = 0;
-  int64_t rows_ = 0;
+  uint32_t ranks_, first_, count_;
 };
 
-// What the two ways of sending partial rows share: which records a run has, where their partial rows go, and the
-// signals. Runs are numbered chunk by chunk.
+// What the two ways of sending partial rows share: which records a run has, where their partial rows go, and how they
+// are counted. A run is so many contiguous records of a source, or a slice of one; warps claim runs.
 template <class X>
 class PartialRows {
  public:
   // `warps` share the rows.
-  MOE_PROTOCOL PartialRows(const CombineArgs& a, const Epoch& epoch, int64_t warps, Cut cut)
+  MOE_PROTOCOL PartialRows(const CombineArgs& a, const Epoch& epoch, int64_t warps, int32_t evenRuns)
       : a_(a),
         layout_(a.common.layout),
         shape_(layout_.shape),
         handle_(a.common),
         work_(a.common),
         epoch_(epoch),
-        chunks_(a),
-        grain_(chunks_.rows(), warps, shape_.combineRowBytes, cut) {}
+        sources_(shape_) {
+    int64_t all = 0, most = 0;
+    MOE_ROLL for (uint32_t nth = 0; nth < sources_.count(); ++nth) {
+      int64_t rows = *handle_.sourceRows(sources_.at(nth));
+      all += rows;
+      most = larger(most, rows);
+    }
+    grain_ = Grain(all, warps, shape_.combineRowBytes, {evenRuns, true});
+    rowBytes_ = static_cast<int32_t>(shape_.combineRowBytes / grain_.slices);
+    count_ = static_cast<uint32_t>(ceilDiv(most, grain_.rows) * grain_.slices) * sources_.count();
+  }
 
-  MOE_PROTOCOL int64_t rowBytes() const { return shape_.combineRowBytes / grain_.slices; }
+  MOE_PROTOCOL int64_t rowBytes() const { return rowBytes_; }
 
  protected:
-  // The records of a run.
+  // The records of a run: `rows` from `first` on, as far as the source has them.
   struct Records {
     int source;
-    int32_t first, count;
+    int32_t first;
     int64_t offset;  // of the slice
   };
   // Where a record's partial row goes.
   struct Place {
     int32_t token, ordinal;
   };
-
-  MOE_PROTOCOL uint32_t perChunk() const { return static_cast<uint32_t>(kChunkTokens / grain_.rows * grain_.slices); }
-
-  // What the handle says of a run's chunk. Loaded a run ahead of its use: a GPU waits where a value is first used.
-  struct Chunk {
-    ChunkRange range;
-    int32_t chunks;
+  // What a lane knows of runs.
+  struct Ahead {
+    Claims<X> claims;
+    uint32_t run = Claims<X>::kNone;  // of which this is known:
+    int64_t sourceRows = 0;
+    Place place{};  // of the record that is this lane's
+    PerRun<X> runs;
   };
-  MOE_PROTOCOL Chunk loadChunk(uint32_t run) const {
-    uint32_t nth = run / perChunk();
-    if (nth >= chunks_.count()) return {{0, 0}, 0};
-    auto chunk = chunks_.at(nth);
-    return {*handle_.chunkRange(chunk.source, chunk.chunk), *handle_.sourceChunks(chunk.source)};
+
+  MOE_PROTOCOL void startClaims(X& x, Ahead& ahead) const {
+    ahead.claims.startClaims(x, &a_.common.control()->sentClaims);
   }
-  MOE_PROTOCOL Records recordsOf(uint32_t run, const Chunk& known) const {
-    auto chunk = chunks_.at(run / perChunk());
-    if (chunk.chunk >= known.chunks) return {chunk.source, 0, 0, 0};
-    auto slices = static_cast<uint32_t>(grain_.slices);
-    int32_t first = known.range.begin + static_cast<int32_t>(run % perChunk() / slices) * grain_.rows;
-    int64_t count = smaller(grain_.rows, known.range.end - first);
-    return {chunk.source, first, static_cast<int32_t>(larger(0, count)), run % slices * rowBytes()};
+  // Loads the source's rows and this lane's place. More is loaded than the source has rows for, rather than to wait for
+  // their number. False if no run comes.
+  MOE_PROTOCOL bool lookAhead(X& x, Ahead& ahead, Records* records) const {
+    ahead.run = ahead.claims.next(x);
+    if (ahead.run >= count_) return false;
+    *records = recordsOf(ahead.run);
+    ahead.sourceRows = *handle_.sourceRows(records->source);
+    if (x.lane() < grain_.rows && records->first + x.lane() < shape_.maxTokens) {
+      ahead.place = loadPlace(*records, x.lane());
+    }
+    return true;
   }
+  // Takes a run; false if there is none. `known`: it is the one that was looked at.
+  MOE_PROTOCOL bool take(X& x, int64_t i, Ahead& ahead, Records* records, int32_t* count, bool* known) const {
+    uint32_t run = ahead.claims.advance(x);
+    if (run >= count_) return false;
+    ahead.runs.keep(x, i, run);
+    *known = run == ahead.run;
+    *records = recordsOf(run);
+    *count = countOf(*records, *known ? ahead.sourceRows : *handle_.sourceRows(records->source));
+    return true;
+  }
+
   MOE_PROTOCOL Place loadPlace(const Records& records, int j) const {
     return {*handle_.token(records.source, records.first + j), *handle_.ordinal(records.source, records.first + j)};
   }
@@ -134,13 +132,14 @@ class PartialRows {
     return window.row(place.token, place.ordinal) + records.offset;
   }
 
-  // `runs` more of the chunk of a run have been stored.
-  MOE_PROTOCOL void arrive(X& x, uint32_t run, uint32_t runs) const {
-    auto chunk = chunks_.at(run / perChunk());
-    if (x.lane() != 0 || chunk.chunk >= *handle_.sourceChunks(chunk.source)) return;
-    if (x.arrive(work_.combineDone(chunk.source, chunk.chunk), runs) != perChunk()) return;
-    x.reset(work_.combineDone(chunk.source, chunk.chunk));
-    x.signalLocal(work_.partialSent(chunk.source, chunk.chunk), epoch_);
+  // The rows of a run have been stored: counts them, each in the chunk of its token.
+  MOE_PROTOCOL void countRun(X& x, int64_t i, const Ahead& ahead) const {
+    Records records = recordsOf(ahead.runs.of(x, i));
+    int32_t count = countOf(records, *handle_.sourceRows(records.source));
+    MOE_ROLL for (int j = x.lane(); j < count; j += x.lanes()) {
+      int64_t chunk = *handle_.token(records.source, records.first + j) / kChunkTokens;
+      x.add(work_.sentPartials(records.source, chunk), static_cast<uint64_t>(kRowParts / grain_.slices));
+    }
   }
 
   const CombineArgs& a_;
@@ -149,18 +148,30 @@ class PartialRows {
   HandleView handle_;
   Workspace work_;
   Epoch epoch_;
-  SentChunks chunks_;
-  Grain grain_;
+
+ private:
+  MOE_PROTOCOL Records recordsOf(uint32_t run) const {
+    uint32_t nth = run / static_cast<uint32_t>(grain_.slices);
+    return {sources_.at(nth), static_cast<int32_t>(nth / sources_.count()) * grain_.rows,
+            int64_t{run % static_cast<uint32_t>(grain_.slices)} * rowBytes_};
+  }
+  MOE_PROTOCOL int32_t countOf(const Records& records, int64_t sourceRows) const {
+    return static_cast<int32_t>(larger(0, smaller(grain_.rows, sourceRows - records.first)));
+  }
+
+  PartialSources sources_;
+  Grain grain_{0, 1, 0, {1, false}};
+  int32_t rowBytes_ = 0;
+  uint32_t count_ = 0;  // runs
 };
 
 // Every warp gets several runs, so that all end at about the same time.
-constexpr int kEvenRuns = 4;
+constexpr int32_t kEvenRuns = 4;
 
 // Expert layouts: the rows of a token's local experts are added, as a reduce job.
 template <class X>
 class SumJob : public PartialRows<X> {
   using Records = typename PartialRows<X>::Records;
-  using Place = typename PartialRows<X>::Place;
   // One entry of a record, as the handle has it.
   struct Entry {
     int32_t row;
@@ -170,23 +181,12 @@ class SumJob : public PartialRows<X> {
  public:
   static constexpr bool kOnlyAdds = false;
   struct Lane {
-    // What is known ahead: of run `run` its records, this lane's first place and first entry; of run `next` its chunk.
-    uint32_t run = UINT32_MAX, next = UINT32_MAX;
-    Records records{};
-    Place place{};
-    Entry entry{};
-    typename PartialRows<X>::Chunk chunk{};
+    typename PartialRows<X>::Ahead ahead;
+    Entry entry{};  // of the run that is known, the one that is this lane's
   };
 
   MOE_PROTOCOL SumJob(const X& x, const CombineArgs& a, const Epoch& epoch)
-      : PartialRows<X>(a, epoch, int64_t{a.common.sendBlocks} * x.reducers(), {kEvenRuns, true}),
-        block_(static_cast<uint32_t>(x.block())),
-        blocks_(static_cast<uint32_t>(a.common.sendBlocks)),
-        warp_(static_cast<uint32_t>(x.warp())),
-        warps_(static_cast<uint32_t>(x.reducers())),
-        sources_(static_cast<uint32_t>(this->shape_.nranks)),
-        perPart_(this->perChunk() / kParts),
-        total_(this->chunks_.count() * this->perChunk()) {}
+      : PartialRows<X>(a, epoch, int64_t{a.common.sendBlocks} * x.reducers(), kEvenRuns) {}
 
   MOE_PROTOCOL int64_t itemBytes() const { return ReduceItem::bytes(this->shape_.topk); }
   MOE_PROTOCOL int64_t mostSources() const { return this->shape_.topk; }
@@ -197,34 +197,29 @@ class SumJob : public PartialRows<X> {
   MOE_PROTOCOL bool weighted() const { return this->a_.applyWeights; }
   MOE_PROTOCOL int32_t type() const { return this->shape_.combineType; }
 
-  MOE_PROTOCOL void start(X&, Lane&) const {}
+  MOE_PROTOCOL void start(X& x, Lane& lane) const { this->startClaims(x, lane.ahead); }
 
-  MOE_PROTOCOL void prefetchRun(X& x, int64_t i, Lane& lane) const {
-    uint32_t run = number(i);
-    if (run >= total_) return;
-    lane.records = this->recordsOf(run, run == lane.next ? lane.chunk : this->loadChunk(run));
-    lane.run = run;
-    if (x.lane() < lane.records.count) lane.place = this->loadPlace(lane.records, x.lane());
-    if (x.lane() < lane.records.count * this->shape_.topk) lane.entry = loadEntry(lane.records, x.lane());
-    lane.next = number(i + kRunRows);
-    lane.chunk = this->loadChunk(lane.next);
+  MOE_PROTOCOL void prefetchRun(X& x, Lane& lane) const {
+    Records records;
+    if (!this->lookAhead(x, lane.ahead, &records)) return;
+    int64_t most = smaller(kRunRows, this->shape_.maxTokens - records.first) * this->shape_.topk;
+    if (x.lane() < most) lane.entry = loadEntry(records, x.lane());
   }
 
   MOE_PROTOCOL RunState beginRun(X& x, int64_t i, RunItems items, Lane& lane) const {
-    uint32_t run = number(i);
-    if (run >= total_) return RunState::kEnd;
-    bool known = run == lane.run;
-    auto records = known ? lane.records : this->recordsOf(run, this->loadChunk(run));
-    int32_t topk = this->shape_.topk;
+    Records records;
+    int32_t count = 0, topk = this->shape_.topk;
+    bool known = false;
+    if (!this->take(x, i, lane.ahead, &records, &count, &known)) return RunState::kEnd;
     MOE_ROLL for (int j = x.lane(); j < kRunRows; j += x.lanes()) {
       std::byte* target = nullptr;
-      if (j < records.count) {
-        auto place = known && j == x.lane() ? lane.place : this->loadPlace(records, j);
+      if (j < count) {
+        auto place = known && j == x.lane() ? lane.ahead.place : this->loadPlace(records, j);
         target = this->partialRow(records, place);
       }
-      *items.as<ReduceItem>(j) = {target, topk};
+      *items.as<ReduceItem>(j) = {target, topk, 0};
     }
-    MOE_ROLL for (int32_t at = x.lane(); at < records.count * topk; at += x.lanes()) {
+    MOE_ROLL for (int32_t at = x.lane(); at < count * topk; at += x.lanes()) {
       Entry entry = known && at == x.lane() ? lane.entry : loadEntry(records, at);
       const std::byte* row = nullptr;
       if (entry.row >= 0) row = this->a_.rows.data + entry.row * this->a_.rows.stride + records.offset;
@@ -233,99 +228,57 @@ class SumJob : public PartialRows<X> {
     return RunState::kReady;
   }
 
-  MOE_PROTOCOL void finishedRun(X& x, int64_t i, Lane&) const { this->arrive(x, number(i), 1); }
+  MOE_PROTOCOL void finishedRun(X& x, int64_t i, Lane& lane) const { this->countRun(x, i, lane.ahead); }
 
  private:
   MOE_PROTOCOL Entry loadEntry(const Records& records, int32_t at) const {
     return {this->handle_.rows(records.source, records.first)[at],
             this->handle_.rowWeights(records.source, records.first)[at]};
   }
-
-  // The run of a row. Blocks take parts of chunks in turn, and a block's warps share its parts. Parts go by source:
-  // where the sources divide the blocks, every block sends to one source only, which was measured to be faster.
-  MOE_PROTOCOL uint32_t number(int64_t i) const {
-    uint32_t ofBlock = warp_ + static_cast<uint32_t>(i / kRunRows) * warps_;
-    uint32_t part = block_ + ofBlock / perPart_ * blocks_;
-    uint32_t ofSource = part / sources_;
-    uint32_t chunk = ofSource / kParts * sources_ + part % sources_;
-    return chunk * this->perChunk() + ofSource % kParts * perPart_ + ofBlock % perPart_;
-  }
-
-  static constexpr uint32_t kParts = 4;  // of a chunk
-  uint32_t block_, blocks_, warp_, warps_, sources_;
-  uint32_t perPart_, total_;  // runs
 };
 
-// moeLayoutRank: the caller's row is the partial row; a stream job. A block sends every sendBlocks-th chunk. Where
-// there are more blocks than chunks, those without one help with the chunk (their number % chunks) of another.
+// moeLayoutRank: the caller's row is the partial row; a stream job.
 template <class X>
 class CopyJob : public PartialRows<X> {
   using Records = typename PartialRows<X>::Records;
-  using Place = typename PartialRows<X>::Place;
 
  public:
-  // What is known ahead: of the run of row `row` its records and this lane's place, of that of row `next` its chunk.
   struct Lane {
-    int64_t row = -1, next = -1;
-    Records records{};
-    Place place{};
-    typename PartialRows<X>::Chunk chunk{};
-    uint32_t finished = 0;  // runs of the present chunk that this warp has not told of
+    typename PartialRows<X>::Ahead ahead;
   };
 
   MOE_PROTOCOL CopyJob(const X& x, const CombineArgs& a, const Epoch& epoch)
-      : PartialRows<X>(a, epoch, int64_t{a.common.sendBlocks} * x.streamers(), {1, false}), outputs_(a) {
-    auto block = static_cast<uint32_t>(x.block()), blocks = static_cast<uint32_t>(a.common.sendBlocks);
-    auto warps = static_cast<uint32_t>(x.streamers()), warp = static_cast<uint32_t>(x.warp());
-    uint32_t all = this->chunks_.count();
-    if (all == 0) return;
-    bool helps = block >= all;
-    first_ = block % all;
-    step_ = blocks;
-    uint32_t chunks = helps ? 1 : (all - 1 - block) / blocks + 1;
-    uint32_t sharers = all >= blocks ? 1 : (blocks - 1 - first_) / all + 1;
-    warp_ = (helps ? block / all : 0) * warps + warp;
-    warps_ = sharers * warps;
-    uint32_t runs = chunks * this->perChunk();
-    runs_ = warp_ < runs ? (runs - warp_ + warps_ - 1) / warps_ : 0;
-  }
+      : PartialRows<X>(a, epoch, int64_t{a.common.sendBlocks} * x.streamers(), kEvenCopies), outputs_(a) {}
 
-  MOE_PROTOCOL int64_t rows() const { return int64_t{runs_} * kRunRows; }
   MOE_PROTOCOL int64_t itemBytes() const { return sizeof(Item); }
 
-  MOE_PROTOCOL void prefetchRun(X& x, int64_t i, Lane& lane) const {
-    lane.records = this->recordsOf(number(i), i == lane.next ? lane.chunk : this->loadChunk(number(i)));
-    lane.row = i;
-    if (x.lane() < lane.records.count) lane.place = this->loadPlace(lane.records, x.lane());
-    lane.next = i + kRunRows;
-    lane.chunk = this->loadChunk(number(lane.next));
+  MOE_PROTOCOL void start(X& x, Lane& lane) const { this->startClaims(x, lane.ahead); }
+
+  MOE_PROTOCOL void prefetchRun(X& x, Lane& lane) const {
+    Records records;
+    this->lookAhead(x, lane.ahead, &records);
   }
 
-  MOE_PROTOCOL bool beginRun(X& x, int64_t i, RunItems items, Lane& lane) const {
-    bool known = i == lane.row;
-    auto records = known ? lane.records : this->recordsOf(number(i), this->loadChunk(number(i)));
+  MOE_PROTOCOL RunState beginRun(X& x, int64_t i, RunItems items, Lane& lane) const {
+    Records records;
+    int32_t count = 0;
+    bool known = false;
+    if (!this->take(x, i, lane.ahead, &records, &count, &known)) return RunState::kEnd;
     MOE_ROLL for (int j = x.lane(); j < kRunRows; j += x.lanes()) {
       Item item{nullptr, nullptr};
-      if (j < records.count) {
-        auto place = known && j == x.lane() ? lane.place : this->loadPlace(records, j);
+      if (j < count) {
+        auto place = known && j == x.lane() ? lane.ahead.place : this->loadPlace(records, j);
         item.to = this->partialRow(records, place);
         item.from = outputs_.row(records.source, records.first + j, *this->handle_.sourceFirst(records.source));
-        if (!item.from) item.from = this->work_.zeroRow();
+        item.from = item.from ? item.from + records.offset : this->work_.zeroRow();
       }
       *items.as<Item>(j) = item;
     }
     x.warpBarrier();
-    return true;
+    return RunState::kReady;
   }
 
-  MOE_PROTOCOL void finishedRun(X& x, int64_t i, Lane& lane) const {
-    ++lane.finished;
-    // As in dispatch: one arrival for all the runs of a chunk.
-    uint32_t chunk = number(i) / this->perChunk();
-    if (i + kRunRows < rows() && number(i + kRunRows) / this->perChunk() == chunk) return;
-    this->arrive(x, number(i), lane.finished);
-    lane.finished = 0;
-  }
+  MOE_PROTOCOL void finishedRun(X& x, int64_t i, Lane& lane) const { this->countRun(x, i, lane.ahead); }
 
   MOE_PROTOCOL bool carries(const std::byte* item) const { return reinterpret_cast<const Item*>(item)->to; }
   template <class Row>
@@ -341,20 +294,53 @@ class CopyJob : public PartialRows<X> {
   MOE_PROTOCOL const std::byte* composed(const std::byte*) const { return nullptr; }
 
  private:
+  static constexpr int32_t kEvenCopies = 2;
   struct Item {
     const std::byte* from;
     std::byte* to;
   };
 
-  MOE_PROTOCOL uint32_t number(int64_t i) const {
-    uint32_t run = warp_ + static_cast<uint32_t>(i / kRunRows) * warps_;
-    return (first_ + run / this->perChunk() * step_) * this->perChunk() + run % this->perChunk();
+  ExpertRows outputs_;
+};
+
+// The chunks of partial rows, as signalWhenStored goes through them.
+class PartialChunks {
+ public:
+  MOE_PROTOCOL PartialChunks(const CombineArgs& a, const Epoch& epoch)
+      : a_(a), layout_(a.common.layout), handle_(a.common), work_(a.common), epoch_(epoch), sources_(layout_.shape) {
+    int32_t most = 0;
+    MOE_ROLL for (uint32_t nth = 0; nth < sources_.count(); ++nth) {
+      int32_t chunks = *handle_.sourceChunks(sources_.at(nth));
+      most = chunks > most ? chunks : most;
+    }
+    count_ = static_cast<uint32_t>(most) * sources_.count();
   }
 
-  ExpertRows outputs_;
-  uint32_t first_ = 0, step_ = 1;  // this block's chunks
-  uint32_t warp_ = 0, warps_ = 1;  // among those that share them
-  uint32_t runs_ = 0;              // of this warp
+  MOE_PROTOCOL uint32_t count() const { return count_; }
+  MOE_PROTOCOL uint64_t* counter(uint32_t nth) const {
+    int source = sources_.at(nth);
+    return chunk(nth) < *handle_.sourceChunks(source) ? work_.sentPartials(source, chunk(nth)) : nullptr;
+  }
+  MOE_PROTOCOL uint64_t rows(uint32_t nth) const {
+    ChunkRange range = *handle_.chunkRange(sources_.at(nth), chunk(nth));
+    return static_cast<uint64_t>(range.end - range.begin) * kRowParts;
+  }
+  template <class X>
+  MOE_PROTOCOL void signal(X& x, uint32_t nth) const {
+    CombineWindow window(layout_, a_.common.windows[sources_.at(nth)], epoch_);
+    x.signal(window.chunkSignal(layout_.shape.rank, chunk(nth)), epoch_);
+  }
+
+ private:
+  MOE_PROTOCOL int32_t chunk(uint32_t nth) const { return static_cast<int32_t>(nth / sources_.count()); }
+
+  const CombineArgs& a_;
+  const Layout& layout_;
+  HandleView handle_;
+  Workspace work_;
+  Epoch epoch_;
+  PartialSources sources_;
+  uint32_t count_;
 };
 
 }  // namespace moe

@@ -12,7 +12,9 @@ namespace moe {
 template <class X>
 class PlaceJob {
  public:
-  struct Lane {};
+  struct Lane {
+    Claims<X> claims;
+  };
 
   MOE_PROTOCOL PlaceJob(const X& x, const DispatchArgs& a, const Arrivals<X>& arrivals)
       : a_(a),
@@ -21,10 +23,7 @@ class PlaceJob {
         arrivals_(arrivals),
         notes_(a, arrivals),
         perRun_(Grain(allRows(), int64_t{a.common.receiveBlocks} * x.streamers(), 0, {kEvenRuns, false}).rows),
-        runs_(shape_, receivingWarp(x, a.common, x.streamers()), int64_t{a.common.receiveBlocks} * x.streamers(),
-              perRun_) {}
-
-  MOE_PROTOCOL int64_t rows() const { return runs_.count(arrivals_.mostOrders()) * kRunRows; }
+        runs_(shape_, arrivals.mostOrders(), perRun_) {}
 
   MOE_PROTOCOL int64_t rowBytes() const {
     int last = shape_.payloads - 1;
@@ -35,13 +34,16 @@ class PlaceJob {
     return roundUp(static_cast<int64_t>(sizeof(Item)) + 4 * int64_t{shape.topk}, 8);
   }
 
-  MOE_PROTOCOL void prefetchRun(X&, int64_t, Lane&) const {}
+  MOE_PROTOCOL void start(X& x, Lane& lane) const { lane.claims.startClaims(x, &a_.common.control()->receivedClaims); }
+  MOE_PROTOCOL void prefetchRun(X&, Lane&) const {}
 
-  MOE_PROTOCOL bool beginRun(X& x, int64_t i, RunItems items, Lane&) const {
-    SourceRuns::Run run = runs_.at(i / kRunRows);
+  MOE_PROTOCOL RunState beginRun(X& x, int64_t, RunItems items, Lane& lane) const {
+    uint32_t number = lane.claims.advance(x);
+    if (number >= runs_.count()) return RunState::kEnd;
+    SourceRuns::Run run = runs_.at(number);
     int64_t first = 0;
     int32_t count = 0;
-    if (!notes_.enter(x, run, perRun_, &first, &count)) return false;
+    if (!notes_.enter(x, run, perRun_, &first, &count)) return RunState::kFailed;
     MOE_ROLL for (int32_t j = x.lane(); j < kRunRows; j += x.lanes()) {
       *items.as<Item>(j) = {run.source, static_cast<int32_t>(first + j), 0, 0};
     }
@@ -51,7 +53,7 @@ class PlaceJob {
       if (row >= 0) items.as<Item>(j)->placed = 1;
     });
     x.warpBarrier();
-    return ok;
+    return ok ? RunState::kReady : RunState::kFailed;
   }
 
   MOE_PROTOCOL bool carries(const std::byte* item) const { return reinterpret_cast<const Item*>(item)->placed; }

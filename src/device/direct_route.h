@@ -14,15 +14,20 @@ namespace moe {
 
 MOE_PROTOCOL inline int64_t chunksOf(int64_t tokens) { return larger(1, ceilDiv(tokens, kChunkTokens)); }
 
-// How the chunks of a dispatch are shared by its sending blocks: block s routes and sends span s. Where there are more
-// blocks than spans, those without a span help to send the span (their number % count) of another.
+// How the chunks of a dispatch are shared by its sending blocks: block s routes span s and sends its first chunks; the
+// others of a long span are sent by whoever comes first. Where there are more blocks than spans, those without a span
+// help to send the span (their number % count) of another.
 struct Spans {
   int64_t chunks;  // of the dispatch
   int64_t each;    // chunks of a span; the last span may be shorter
   int64_t count;
+  int64_t own;  // chunks of a span that its block sends
 
   MOE_PROTOCOL explicit Spans(const DispatchArgs& a)
-      : chunks(chunksOf(a.numTokens)), each(ceilDiv(chunks, a.common.sendBlocks)), count(ceilDiv(chunks, each)) {}
+      : chunks(chunksOf(a.numTokens)),
+        each(ceilDiv(chunks, a.common.sendBlocks)),
+        count(ceilDiv(chunks, each)),
+        own(each - each / 2) {}
 
   MOE_PROTOCOL int64_t first(int64_t span) const { return span * each; }
   MOE_PROTOCOL int64_t chunksIn(int64_t span) const { return smaller(each, chunks - first(span)); }
@@ -69,7 +74,7 @@ class Router {
     if (x_.warp() < parts_) assignPart();
     x_.doneWithScratch();
     x_.barrier(true);
-    bool helped = a_.common.sendBlocks > spans_.count;
+    bool helped = a_.common.sendBlocks > spans_.count || spans_.own < spans_.each;
     if (helped && x_.thread() == 0) x_.signalLocal(work_.spanRouted(block_), epoch_);
     return true;
   }

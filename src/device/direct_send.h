@@ -3,14 +3,15 @@
 #pragma once
 
 #include "device/direct_route.h"
+#include "device/direct_signal.h"
 #include "device/epochs.h"
 #include "device/row_jobs.h"
 #include "device/window_view.h"
 
 namespace moe {
 
-// The rows of this block's span, as a stream job. Runs go in token order; the warps of all blocks that send the span
-// take turns.
+// The rows of a dispatch, as a stream job. A block sends its own span, in token order, and leaves the last chunks of
+// long spans to all blocks: some SMs are slower than others, and not always the same.
 template <class X>
 class SendJob {
   // What routing and the caller say of one entry.
@@ -22,9 +23,11 @@ class SendJob {
 
  public:
   struct Lane {
-    int64_t run = -1;  // the run of which this lane's first entry is known
+    Claims<X> claims;
+    uint32_t shares = 0;                // kShared, once the block's own rows have been taken
+    uint32_t known = Claims<X>::kNone;  // the run of which this lane's first entry is known
     Entry entry{};
-    uint32_t finished = 0;  // runs of the present chunk that this warp has not told of
+    PerRun<X> runs;
   };
 
   MOE_PROTOCOL SendJob(const X& x, const DispatchArgs& a, const Epoch& epoch)
@@ -39,33 +42,41 @@ class SendJob {
         warps_(((a.common.sendBlocks - 1 - span_) / spans_.count + 1) * x.streamers()),
         perRun_(Grain(spans_.tokensIn(span_, a.numTokens), warps_, 0, {1, false}).rows) {}
 
-  // How many rows this warp goes through, those that nobody wants included.
-  MOE_PROTOCOL int64_t rows() const {
-    int64_t runs = spans_.chunksIn(span_) * (kChunkTokens / perRun_);
-    return warp_ < runs ? ceilDiv(runs - warp_, warps_) * kRunRows : 0;
-  }
-
   MOE_PROTOCOL int64_t rowBytes() const { return layout_.record.end; }
   MOE_PROTOCOL int64_t itemBytes() const { return itemBytes(layout_); }
   MOE_HD static int64_t itemBytes(const Layout& layout) {
     return headOffset(layout.shape) + roundUp(layout.record.end - layout.record.head, 16);
   }
 
+  MOE_PROTOCOL void start(X& x, Lane& lane) const {
+    int64_t runs = smaller(spans_.own, spans_.chunksIn(span_)) * (kChunkTokens / perRun_);
+    lane.claims.startTurns(x, static_cast<uint32_t>(warp_), static_cast<uint32_t>(warps_), static_cast<uint32_t>(runs));
+  }
+
   // Loads what the first entries of a run need, a lane each, so that beginRun need not wait for them.
-  MOE_PROTOCOL void prefetchRun(X& x, int64_t i, Lane& lane) const {
-    int64_t first = firstToken(i);
-    if (x.lane() < rowsOf(first) * layout_.shape.topk) lane.entry = load(first, x.lane());
-    lane.run = i;
+  MOE_PROTOCOL void prefetchRun(X& x, Lane& lane) const {
+    lane.known = lane.claims.next(x) | lane.shares;
+    if (lane.shares && lane.known >= (sharedRuns() | kShared)) return;
+    Tokens tokens = tokensOf(lane.known);
+    if (x.lane() < tokens.count * layout_.shape.topk) lane.entry = load(tokens.first, x.lane());
   }
 
   // All that the run's records need besides their payloads, lanes in parallel.
-  MOE_PROTOCOL bool beginRun(X& x, int64_t i, RunItems items, Lane& lane) const {
+  MOE_PROTOCOL RunState beginRun(X& x, int64_t i, RunItems items, Lane& lane) const {
     const Shape& shape = layout_.shape;
-    int64_t first = firstToken(i);
-    int32_t rows = rowsOf(first);
+    uint32_t run = lane.claims.advance(x);
+    if (run == Claims<X>::kNone && !lane.shares) {
+      RunState state = startSharing(x, lane);
+      if (state != RunState::kReady) return state;
+      run = lane.claims.advance(x);
+    }
+    if (lane.shares && run >= sharedRuns()) return RunState::kEnd;
+    run |= lane.shares;
+    Tokens tokens = tokensOf(run);
+    lane.runs.keep(x, i, run);
     MOE_ROLL for (int j = x.lane(); j < kRunRows; j += x.lanes()) items.as<Item>(j)->count = 0;
-    MOE_ROLL for (int32_t at = x.lane(); at < rows * shape.topk; at += x.lanes()) {
-      Entry entry = at == x.lane() && i == lane.run ? lane.entry : load(first, at);
+    MOE_ROLL for (int32_t at = x.lane(); at < tokens.count * shape.topk; at += x.lanes()) {
+      Entry entry = at == x.lane() && run == lane.known ? lane.entry : load(tokens.first, at);
       std::byte* item = items[at / shape.topk];
       int32_t k = at % shape.topk;
       destinations(item)[k] = entry.target;
@@ -74,8 +85,8 @@ class SendJob {
       if (shape.expertLayout()) head<int32_t>(item, layout_.record.indexes)[k] = entry.index;
     }
     x.warpBarrier();
-    MOE_ROLL for (int j = x.lane(); j < rows; j += x.lanes()) finishItem(items[j], first + j);
-    return true;
+    MOE_ROLL for (int j = x.lane(); j < tokens.count; j += x.lanes()) finishItem(items[j], tokens.first + j);
+    return RunState::kReady;
   }
 
   MOE_PROTOCOL bool carries(const std::byte* item) const { return reinterpret_cast<const Item*>(item)->count > 0; }
@@ -101,16 +112,12 @@ class SendJob {
   }
 
   MOE_PROTOCOL void finishedRun(X& x, int64_t i, Lane& lane) const {
-    int64_t chunk = firstToken(i) / kChunkTokens;
-    ++lane.finished;
-    // Arrivals are costly, so a warp arrives once for all its runs of a chunk.
-    if (i + kRunRows < rows() && firstToken(i + kRunRows) / kChunkTokens == chunk) return;
-    if (x.lane() == 0 &&
-        x.arrive(work_.sendDone(chunk), lane.finished) == static_cast<uint32_t>(kChunkTokens / perRun_)) {
-      x.reset(work_.sendDone(chunk));
-      x.signalLocal(work_.chunkSent(chunk), epoch_);
-    }
-    lane.finished = 0;
+    uint32_t run = lane.runs.of(x, i);
+    Tokens tokens = tokensOf(run);
+    // A dispatch without tokens has one chunk, which is complete when it has been routed.
+    if (a_.numTokens == 0 && run == 0) tokens.count = 1;
+    if (x.lane() != 0 || tokens.count == 0) return;
+    x.add(work_.sentTokens(tokens.first / kChunkTokens), static_cast<uint64_t>(tokens.count));
   }
 
  private:
@@ -156,13 +163,48 @@ class SendJob {
     return reinterpret_cast<T*>(item + headOffset(layout_.shape) + (offset - layout_.record.head));
   }
 
-  MOE_PROTOCOL int64_t firstToken(int64_t i) const {
-    auto run = static_cast<uint32_t>(warp_ + i / kRunRows * warps_);
-    return spans_.first(span_) * kChunkTokens + run * perRun_;
+  // The tokens of a run.
+  struct Tokens {
+    int64_t first;
+    int32_t count;
+  };
+  MOE_PROTOCOL Tokens tokensOf(uint32_t run) const {
+    if (run == Claims<X>::kNone) return {0, 0};
+    int64_t chunk = spans_.first(span_), first = run * perRun_, rows = perRun_;
+    if (run & kShared) {
+      // Spans take turns, so that all end together.
+      auto spans = static_cast<uint32_t>(spans_.count);
+      uint32_t nth = run & ~kShared;
+      chunk = spans_.first(nth % spans) + spans_.own;
+      first = nth / spans * kSharedRows;
+      rows = kSharedRows;
+      if (spans_.own + first / kChunkTokens >= spans_.chunksIn(nth % spans)) return {0, 0};
+    }
+    first += chunk * kChunkTokens;
+    return {first, static_cast<int32_t>(larger(0, smaller(rows, a_.numTokens - first)))};
   }
-  MOE_PROTOCOL int32_t rowsOf(int64_t firstToken) const {
-    return static_cast<int32_t>(larger(0, smaller(perRun_, a_.numTokens - firstToken)));
+  MOE_PROTOCOL uint32_t sharedRuns() const {
+    return static_cast<uint32_t>((spans_.each - spans_.own) * (kChunkTokens / kSharedRows) * spans_.count);
   }
+
+  // The block's own rows have been taken: on to those of all, once they are routed. A block that starts before the last
+  // one that routes cannot wait for that, and leaves them to others.
+  MOE_PROTOCOL RunState startSharing(X& x, Lane& lane) const {
+    lane.shares = kShared;
+    if (sharedRuns() == 0) return RunState::kEnd;
+    bool ok = true;
+    if (x.lane() == 0) ok = x.started(&a_.common.control()->ticket, static_cast<int>(spans_.count - 1));
+    if (!x.warpAll(ok)) return RunState::kEnd;
+    MOE_ROLL for (int64_t span = x.lane(); ok && span < spans_.count; span += x.lanes()) {
+      ok = x.wait(work_.spanRouted(span), epoch_, Awaited::kHistogram, layout_.shape.rank);
+    }
+    if (!x.warpAll(ok)) return RunState::kFailed;
+    lane.claims.startClaims(x, &a_.common.control()->sentClaims);
+    return RunState::kReady;
+  }
+
+  static constexpr uint32_t kShared = uint32_t{1} << 31;  // marks the numbers of runs that all blocks take
+  static constexpr int64_t kSharedRows = 2;               // short, so that warps end at about the same time
 
   const DispatchArgs& a_;
   const Layout& layout_;
@@ -174,29 +216,35 @@ class SendJob {
   int64_t warp_, warps_, perRun_;
 };
 
-// Tells the peers of every chunk that has been sent. All warps of one block, and not one of those that send if there is
-// a choice: a fence takes long where the copy engine is busy.
-template <class X>
-MOE_PROTOCOL bool signalChunks(X& x, const DispatchArgs& a, const Epoch& epoch) {
-  const Layout& layout = a.common.layout;
-  Workspace work(a.common);
-  Spans spans(a);
-  bool ok = true;
-  MOE_ROLL for (int64_t order = x.warp(); ok && order < spans.count * spans.each; order += x.warps()) {
-    int64_t chunk = spans.first(order % spans.count) + order / spans.count;
-    if (chunk >= spans.chunks) continue;
-    if (x.lane() == 0) {
-      ok = x.wait(work.chunkSent(chunk), epoch, Awaited::kSent, layout.shape.rank);
-      if (ok) {
-        x.signalMany(layout.shape.nranks, epoch, [&](int peer) {
-          return DispatchWindow(layout, a.common.windows[peer], epoch).chunkSignal(layout.shape.rank, chunk);
-        });
-      }
-    }
-    ok = x.warpAll(ok);
+// The chunks of a dispatch, as signalWhenStored goes through them: those of all spans in turn.
+class DispatchedChunks {
+ public:
+  MOE_PROTOCOL DispatchedChunks(const DispatchArgs& a, const Epoch& epoch)
+      : a_(a), layout_(a.common.layout), work_(a.common), epoch_(epoch), spans_(a) {}
+
+  MOE_PROTOCOL uint32_t count() const { return static_cast<uint32_t>(spans_.count * spans_.each); }
+  MOE_PROTOCOL uint64_t* counter(uint32_t nth) const {
+    return chunk(nth) < spans_.chunks ? work_.sentTokens(chunk(nth)) : nullptr;
   }
-  return ok;
-}
+  MOE_PROTOCOL uint64_t rows(uint32_t nth) const {
+    return static_cast<uint64_t>(larger(1, smaller(kChunkTokens, a_.numTokens - chunk(nth) * kChunkTokens)));
+  }
+  template <class X>
+  MOE_PROTOCOL void signal(X& x, uint32_t nth) const {
+    x.signalMany(layout_.shape.nranks, epoch_, [&](int peer) {
+      return DispatchWindow(layout_, a_.common.windows[peer], epoch_).chunkSignal(layout_.shape.rank, chunk(nth));
+    });
+  }
+
+ private:
+  MOE_PROTOCOL int64_t chunk(uint32_t nth) const { return spans_.first(nth % spans_.count) + nth / spans_.count; }
+
+  const DispatchArgs& a_;
+  const Layout& layout_;
+  Workspace work_;
+  Epoch epoch_;
+  Spans spans_;
+};
 
 // The sending half of a dispatch. All warps of blocks 0 .. sendBlocks-1; false after a failure.
 template <class X>
@@ -209,7 +257,7 @@ MOE_PROTOCOL bool sendDispatch(X& x, const DispatchArgs& a, const Epoch& epoch) 
   if (!Router<X>(x, a, epoch).run()) return false;
   if (x.warp() >= x.streamers()) return true;
   SendJob<X> job(x, a, epoch);
-  return x.streamRows(job.rows(), job);
+  return x.streamRows(job);
 }
 
 }  // namespace moe

@@ -26,6 +26,12 @@ MOE_PROTOCOL bool peersConsumed(X& x, const CommonArgs& common, uint64_t epoch, 
   return ok;
 }
 
+// Reports that the operation was refused, unless this rank has refused it, too: its call has said so already. One
+// thread.
+MOE_PROTOCOL inline void tellOutcome(const CommonArgs& common, const Refusal& refusal) {
+  if (common.refusal == 0) *common.outcome = refusal;
+}
+
 // Tells every peer that what it dispatched up to `epoch` has been read. One thread.
 template <class X>
 MOE_PROTOCOL void releaseDispatch(X& x, const CommonArgs& common, uint64_t epoch) {

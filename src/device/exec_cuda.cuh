@@ -59,6 +59,7 @@ class CudaExec {
   __device__ int threads() const { return static_cast<int>(blockDim.x); }
 
   __device__ bool wait(const uint64_t* word, uint64_t expected, Awaited awaited, int peer);
+  __device__ bool waitAny(const uint64_t* word, uint64_t expected, Awaited awaited, int peer, bool* came);
   __device__ void signal(uint64_t* word, uint64_t value) { ptx::storeReleaseSys(word, value); }
   __device__ void signalLocal(uint64_t* word, uint64_t value) { ptx::storeReleaseGpu(word, value); }
   template <class WordOf>
@@ -66,10 +67,11 @@ class CudaExec {
     ptx::fenceSys();
     for (int i = 0; i < count; ++i) ptx::storeRelaxedSys(wordOf(i), value);
   }
+  __device__ void add(uint64_t* counter, uint64_t amount) { ptx::addReleaseGpu(counter, amount); }
   __device__ uint32_t arrive(uint32_t* counter, uint32_t amount) { return ptx::addAcqRelGpu(counter, amount) + amount; }
   __device__ void reset(uint32_t* counter) { *static_cast<volatile uint32_t*>(counter) = 0; }
   __device__ uint32_t claim(uint32_t* counter) { return lane() == 0 ? atomicAdd(counter, 1u) : 0; }
-  __device__ uint32_t broadcast(uint32_t value) const { return __shfl_sync(~0u, value, 0); }
+  __device__ uint32_t broadcast(uint32_t value, int lane) const { return __shfl_sync(~0u, value, lane); }
   __device__ void addShared(int32_t* word, int32_t amount) { atomicAdd(word, amount); }
 
   __device__ std::byte* blockScratch(int64_t bytes) { return bytes <= stagesBytes(grid_) ? shared_ : nullptr; }
@@ -111,20 +113,22 @@ class CudaExec {
   __device__ void fail(int32_t code, Awaited awaited, int peer, uint64_t expected, uint64_t seen);
 
   template <class Job>
-  __device__ bool streamRows(int64_t count, const Job& job) {
+  __device__ bool streamRows(const Job& job) {
     if constexpr (ptx::kHasBulk) {
-      if (grid_.stream.stages > 0) return streamStaged(count, job);
+      if (grid_.stream.stages > 0) return streamStaged(job);
     }
-    return streamDirect(count, job);
+    return streamDirect(job);
   }
   template <class Job>
   __device__ bool reduceRows(const Job& job);
 
  private:
   template <class Job>
-  __device__ bool streamStaged(int64_t count, const Job& job);
+  __device__ bool streamStaged(const Job& job);
   template <class Job>
-  __device__ bool streamDirect(int64_t count, const Job& job);
+  __device__ bool streamDirect(const Job& job);
+  template <int kNewer, class Job>
+  __device__ void finishStreamed(const Job& job, typename Job::Lane& mine, int i);
   template <class Number, class Job>
   __device__ bool reduceRowsOf(const Job& job);
   template <class Number, bool kWeighted, class Job>

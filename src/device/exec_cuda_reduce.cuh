@@ -44,6 +44,9 @@ __device__ __forceinline__ int4 pack<Bfloat16>(const float* values) {
   return {word[0], word[1], word[2], word[3]};
 }
 
+// Words that a lane adds in one step where the row has as many left.
+constexpr int kSumWidth = 4;
+
 // Words of 16 bytes that one lane takes of a row: kWidth of them, 512 bytes apart.
 template <int kWidth>
 struct Words {
@@ -82,7 +85,7 @@ struct Sum {
 // Adds kWidth words of every source.
 template <class Number, bool kWeighted, int kWidth>
 __device__ __forceinline__ void addWords(ReduceItem& item, int at) {
-  auto count = static_cast<int>(item.count);
+  int count = item.count;
   Sum<Number, kWeighted, kWidth> sum;
 #pragma unroll 1
   for (int s = 0; s < count; ++s) {
@@ -99,7 +102,7 @@ __device__ void addElements(ReduceItem& item, bool weighted, int bytes, int lane
   auto elements = bytes / static_cast<int>(sizeof(Number));
   for (int e = lane; e < elements; e += 32) {
     float sum = 0;
-    for (int64_t s = 0; s < item.count; ++s) {
+    for (int32_t s = 0; s < item.count; ++s) {
       ReduceSource source = item.sources()[s];
       float value = Number::load(reinterpret_cast<const Number*>(source.row)[e]);
       if (weighted) value = __fmul_rn(source.weight, value);
@@ -111,7 +114,7 @@ __device__ void addElements(ReduceItem& item, bool weighted, int bytes, int lane
 
 template <class Number, bool kWeighted>
 __device__ __forceinline__ void addRow(ReduceItem& item, bool wide, int bytes, int lane) {
-  constexpr int kWidth = 4;
+  constexpr int kWidth = kSumWidth;
   if (!wide || item.count == 0) return addElements<Number>(item, kWeighted, bytes, lane);
   int at = lane * 16;
 #pragma unroll 1
@@ -120,15 +123,24 @@ __device__ __forceinline__ void addRow(ReduceItem& item, bool wide, int bytes, i
   for (; at < bytes; at += 512) addWords<Number, kWeighted, 1>(item, at);
 }
 
-// Moves the sources that are there to the front of the lists of a run's items.
-__device__ inline void compactSources(RunItems items, int lane) {
+// Bytes of each of `sources` that fit into a stage together: whole steps of the loop that adds, or at least whole words
+// of all lanes.
+__device__ inline int partBytes(int sources, int rowBytes, int stageBytes) {
+  unsigned most = static_cast<unsigned>(stageBytes) / static_cast<unsigned>(max(sources, 1));
+  unsigned step = most >= kSumWidth * 512 ? kSumWidth * 512 : 512;
+  return min(rowBytes, static_cast<int>(most / step * step));
+}
+
+// Moves the sources that are there to the front of the lists of a run's items, and divides the rows into parts.
+__device__ inline void compactSources(RunItems items, int lane, int rowBytes, int stageBytes) {
   if (lane < kRunRows) {
     auto* item = items.as<ReduceItem>(lane);
-    int64_t kept = 0;
-    for (int64_t s = 0; item->result && s < item->count; ++s) {
+    int32_t kept = 0;
+    for (int32_t s = 0; item->result && s < item->count; ++s) {
       if (item->sources()[s].row) item->sources()[kept++] = item->sources()[s];
     }
     item->count = kept;
+    item->part = partBytes(kept, rowBytes, stageBytes);
   }
   __syncwarp();
 }
@@ -140,8 +152,7 @@ __device__ __forceinline__ RunState CudaExec::beginReduceRun(const Job& job, typ
   RunState state = job.beginRun(*this, i, items(i), mine);
   if (state != RunState::kReady) return state;
   __syncwarp();
-  compactSources(items(i), lane());
-  job.prefetchRun(*this, i + kRunRows, mine);
+  compactSources(items(i), lane(), static_cast<int>(job.rowBytes()), grid_.reduce.bytes);
   return state;
 }
 
@@ -157,6 +168,7 @@ __device__ bool CudaExec::reduceDirect(const Job& job) {
     if (state != RunState::kReady) return state == RunState::kEnd;
 #pragma unroll 1
     for (int j = 0; j < kRunRows; ++j) {
+      if (j == kRunRows - 1) job.prefetchRun(*this, mine);
       auto& row = *reinterpret_cast<ReduceItem*>(item(i + j));
       if (row.result) addRow<Number, kWeighted>(row, wide, bytes, lane());
     }
@@ -171,12 +183,7 @@ struct ReducePart {
   int row;
   int offset = 0;  // bytes
 
-  __device__ int bytes(int sources, int rowBytes, int stageBytes) const {
-    unsigned most = stageBytes;
-    if (sources == 2) most = most / 1024 * 512;
-    if (sources > 2) most = most / static_cast<unsigned>(sources) / 512 * 512;
-    return min(rowBytes - offset, static_cast<int>(most));
-  }
+  __device__ int bytes(const ReduceItem& item, int rowBytes) const { return min(rowBytes - offset, item.part); }
 };
 
 // Adds kWidth words of each source of an item; they lie one after the other in a stage, `bytes` each.
@@ -198,8 +205,8 @@ __device__ __forceinline__ void addStagedWords(ReduceItem& item, const std::byte
 template <class Number, bool kWeighted>
 __device__ __forceinline__ void addStaged(ReduceItem& item, const std::byte* stage, std::byte* result, int bytes,
                                           int lane) {
-  constexpr int kWidth = 4;
-  auto count = static_cast<int>(item.count);
+  constexpr int kWidth = kSumWidth;
+  int count = item.count;
   int at = lane * 16;
 #pragma unroll 1
   for (; at + (kWidth - 1) * 512 < bytes; at += kWidth * 512) {
@@ -229,17 +236,21 @@ __device__ bool CudaExec::reduceStaged(const Job& job) {
   int stored = 0;  // parts since the last run ended
   RunState state = RunState::kReady;
   while (true) {
-    while (state == RunState::kReady && inFlight < grid_.reduce.stages - 1 && ahead.row - next.row < kRunRows) {
+    while (state == RunState::kReady && inFlight < grid_.reduce.stages - 1) {
       if (ahead.offset == 0 && ahead.row % kRunRows == 0) {
+        // The new run's items take the place of those of the run before last.
+        if (ahead.row - next.row > kRunRows) break;
         state = beginReduceRun(job, mine, ahead.row);
         if (state != RunState::kReady) break;
       }
+      // Late, so that the next run is known by now.
+      if (ahead.offset == 0 && ahead.row % kRunRows == kRunRows - 1) job.prefetchRun(*this, mine);
       auto& item = *reinterpret_cast<ReduceItem*>(this->item(ahead.row));
       if (!item.result) {
         ++ahead.row;
         continue;
       }
-      int bytes = ahead.bytes(static_cast<int>(item.count), rowBytes, grid_.reduce.bytes);
+      int bytes = ahead.bytes(item, rowBytes);
       loadPart(item, loading, ahead.offset, bytes);
       loading = nextStage(grid_.reduce, loading);
       ++inFlight;
@@ -249,7 +260,7 @@ __device__ bool CudaExec::reduceStaged(const Job& job) {
     if (next.row == ahead.row && inFlight == 0 && state != RunState::kReady) break;
     auto& item = *reinterpret_cast<ReduceItem*>(this->item(next.row));
     if (item.result) {
-      int bytes = next.bytes(static_cast<int>(item.count), rowBytes, grid_.reduce.bytes);
+      int bytes = next.bytes(item, rowBytes);
       awaitStage(adding);
       addPart<Number, kWeighted>(item, adding, next.offset, bytes);
       adding = nextStage(grid_.reduce, adding);
@@ -288,19 +299,17 @@ __device__ void CudaExec::publishRun(const Job& job, typename Job::Lane& mine, i
 // Lanes take a source each.
 __device__ inline void CudaExec::loadPart(ReduceItem& item, int stage, int offset, int bytes) {
   auto size = static_cast<uint32_t>(bytes);
-  auto sources = static_cast<int>(item.count);
+  int sources = item.count;
   std::byte* to = stageAt(grid_.reduce, stage);
   if (lane() == 0) {
     // With two stages, too, the latest group need not be waited for; but with one wait for both the kernel spills.
     grid_.reduce.stages > 2 ? ptx::bulkWaitRead<1>() : ptx::bulkWaitRead<0>();
-    ptx::barrierExpect(barriers_ + stage, size * static_cast<uint32_t>(sources));
+    ptx::barrierArriveExpect(barriers_ + stage, size * static_cast<uint32_t>(sources));
   }
   __syncwarp();
   for (int s = lane(); s < sources; s += 32) {
     ptx::bulkLoad(to + s * bytes, item.sources()[s].row + offset, size, barriers_ + stage);
   }
-  __syncwarp();
-  if (lane() == 0) ptx::barrierArrive(barriers_ + stage);
 }
 
 template <class Number, bool kWeighted>

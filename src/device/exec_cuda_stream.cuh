@@ -92,32 +92,28 @@ __device__ inline void CudaExec::awaitStage(int stage) {
 }
 
 template <class Job>
-__device__ bool CudaExec::streamStaged(int64_t rows, const Job& job) {
+__device__ bool CudaExec::streamStaged(const Job& job) {
   typename Job::Lane mine;
-  auto count = static_cast<int>(rows);
+  job.start(*this, mine);
   int begun = 0, stored = 0;  // rows that carry something: loads begun, stores begun
   uint32_t carries = 0;       // a bit for each row between `next` and `ahead`
   int next = 0, ahead = 0;
   int loading = 0, storing = 0;  // their stages
-  while (next < count) {
-    while (ahead < count && begun - stored < grid_.stream.stages - 1 && ahead - next < kRunRows) {
+  RunState state = RunState::kReady;
+  while (true) {
+    while (state == RunState::kReady && begun - stored < grid_.stream.stages - 1 && ahead - next < kRunRows) {
       if (ahead % kRunRows == 0) {
         // The items' memory may still be read by stores of the run before last.
         if (lane() == 0) ptx::bulkWaitRead<1>();
         __syncwarp();
-        if (!job.beginRun(*this, ahead, items(ahead), mine)) {
-          for (; stored < begun; ++stored) {
-            awaitStage(storing);
-            storing = nextStage(grid_.stream, storing);
-          }
-          if (lane() == 0) ptx::bulkWait<0>();
-          return false;
-        }
+        state = job.beginRun(*this, ahead, items(ahead), mine);
+        if (state != RunState::kReady) break;
         // What lanes composed is read by the copy engine.
         ptx::fenceProxyShared();
         __syncwarp();
-        if (ahead + kRunRows < count) job.prefetchRun(*this, ahead + kRunRows, mine);
       }
+      // Late, so that the next run is known by now.
+      if (ahead % kRunRows == kRunRows - 1) job.prefetchRun(*this, mine);
       if (job.carries(item(ahead))) {
         stageRow(item(ahead), loading, job);
         carries |= 1u << (ahead - next);
@@ -126,6 +122,7 @@ __device__ bool CudaExec::streamStaged(int64_t rows, const Job& job) {
       }
       ++ahead;
     }
+    if (next == ahead) break;
     if (carries & 1u) {
       StagedRow row = stagedRow(item(next), storing, job);
       awaitStage(storing);
@@ -140,22 +137,21 @@ __device__ bool CudaExec::streamStaged(int64_t rows, const Job& job) {
     // One group a row, empty for a row without stores, so that counting groups counts rows.
     if (lane() == 0) ptx::bulkCommit();
     ++next;
-    if (next % kRunRows == 0 && next > kRunRows) {
-      if (lane() == 0) {
-        ptx::bulkWait<kRunRows>();
-        ptx::fenceProxyGlobal();
-      }
-      __syncwarp();
-      job.finishedRun(*this, next - 2 * kRunRows, mine);
-    }
+    if (next % kRunRows == 0 && next > kRunRows) finishStreamed<kRunRows>(job, mine, next - 2 * kRunRows);
   }
+  if (next > 0) finishStreamed<0>(job, mine, next - kRunRows);
+  return state == RunState::kEnd;
+}
+
+// `kNewer`: rows that were stored after the run.
+template <int kNewer, class Job>
+__device__ void CudaExec::finishStreamed(const Job& job, typename Job::Lane& mine, int i) {
   if (lane() == 0) {
-    ptx::bulkWait<0>();
+    ptx::bulkWait<kNewer>();
     ptx::fenceProxyGlobal();
   }
   __syncwarp();
-  if (count > 0) job.finishedRun(*this, count - kRunRows, mine);
-  return true;
+  job.finishedRun(*this, i, mine);
 }
 #endif
 
@@ -168,12 +164,14 @@ __device__ inline void DirectRow::store(std::byte* to, int64_t offset, int64_t b
 }
 
 template <class Job>
-__device__ bool CudaExec::streamDirect(int64_t count, const Job& job) {
+__device__ bool CudaExec::streamDirect(const Job& job) {
   typename Job::Lane mine;
-  for (int64_t i = 0; i < count; i += kRunRows) {
-    if (!job.beginRun(*this, i, items(i), mine)) return false;
+  job.start(*this, mine);
+  for (int i = 0;; i += kRunRows) {
+    RunState state = job.beginRun(*this, i, items(i), mine);
+    if (state != RunState::kReady) return state == RunState::kEnd;
     __syncwarp();
-    for (int64_t j = i; j < i + kRunRows; ++j) {
+    for (int j = i; j < i + kRunRows; ++j) {
       if (!job.carries(item(j))) continue;
       DirectRow row(lane());
       job.gather(item(j), row);
@@ -183,7 +181,6 @@ __device__ bool CudaExec::streamDirect(int64_t count, const Job& job) {
     }
     job.finishedRun(*this, i, mine);
   }
-  return true;
 }
 
 }  // namespace moe

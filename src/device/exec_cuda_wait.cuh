@@ -61,33 +61,63 @@ __device__ __noinline__ inline void reportFailure(const CudaGrid& grid, int32_t 
   failure->claimed = 1;
 }
 
+// How long polls pause: thousands of warps may wait, and polling at full speed takes the memory system from those that
+// work.
+struct PollPause {
+  static constexpr int kEager = 4, kShort = 40;
+  static constexpr unsigned kShortNs = 100, kLongNs = 1000;
+
+  __device__ static void after(int polls) {
+    if (polls >= kEager) __nanosleep(polls < kShort ? kShortNs : kLongNs);
+  }
+};
+constexpr int kPollsPerLook = 512;
+
+// Whether waiting for a word that polls have not seen is over: true if its value has come after all, or after a
+// failure, which is reported.
+__device__ __noinline__ inline bool waitIsOver(const CudaGrid& grid, const uint64_t* word, uint64_t expected,
+                                               Awaited awaited, int peer, uint64_t start) {
+  if (ptx::loadRelaxedGpu(grid.failed)) return true;
+  int culprit = peer;
+  int32_t code = verdict(grid, peer, &culprit);
+  if (code == moeSuccess && ptx::globalTimerNs() - start > grid.timeoutNs) code = moeTimeout;
+  if (code == moeSuccess) return false;
+  // What a rank wrote before it left still counts.
+  uint64_t seen = ptx::loadAcquireSys(word);
+  if (seen < expected) reportFailure(grid, code, awaited, culprit, expected, seen);
+  return true;
+}
+
 // Polls without acquiring, since that empties the first-level cache. Neither this nor reportFailure is a member: an
 // Exec whose address is passed to a real function would live in memory, not in registers.
 __device__ __noinline__ inline bool pollUntil(const CudaGrid& grid, const uint64_t* word, uint64_t expected,
                                               Awaited awaited, int peer) {
-  constexpr int kSpinsPerLook = 512;
-  constexpr int kEagerSpins = 4;
-  constexpr int kShortPolls = 40;
-  constexpr unsigned kPollNs = 100;
-  constexpr unsigned kLongPollNs = 1000;
   uint64_t start = ptx::globalTimerNs();
   while (true) {
 #pragma unroll 1
-    for (int spin = 0; spin < kSpinsPerLook; ++spin) {
+    for (int polls = 0; polls < kPollsPerLook; ++polls) {
       if (ptx::loadRelaxedSys(word) >= expected) return true;
-      // Thousands of warps may wait; polling at full speed takes the memory system from those that work.
-      if (spin >= kEagerSpins) __nanosleep(spin < kShortPolls ? kPollNs : kLongPollNs);
+      PollPause::after(polls);
     }
-    if (ptx::loadRelaxedGpu(grid.failed)) return false;
-    int culprit = peer;
-    int32_t code = verdict(grid, peer, &culprit);
-    if (code == moeSuccess && ptx::globalTimerNs() - start > grid.timeoutNs) code = moeTimeout;
-    if (code == moeSuccess) continue;
-    // What a rank wrote before it left still counts.
-    uint64_t seen = ptx::loadAcquireSys(word);
-    if (seen >= expected) return true;
-    reportFailure(grid, code, awaited, culprit, expected, seen);
-    return false;
+    if (waitIsOver(grid, word, expected, awaited, peer, start)) return ptx::loadAcquireSys(word) >= expected;
+  }
+}
+
+// As pollUntil, for the words of a warp's lanes. Nothing is acquired: who signals next has a fence of its own.
+__device__ __noinline__ inline bool pollUntilAny(const CudaGrid& grid, const uint64_t* word, uint64_t expected,
+                                                 Awaited awaited, int peer, bool* came) {
+  uint64_t start = ptx::globalTimerNs();
+  while (true) {
+#pragma unroll 1
+    for (int polls = 0; polls < kPollsPerLook; ++polls) {
+      *came = word && ptx::loadRelaxedSys(word) >= expected;
+      if (__any_sync(~0u, *came)) return true;
+      if (polls >= PollPause::kEager) __nanosleep(PollPause::kShortNs);
+    }
+    bool first = static_cast<unsigned>(__ffs(__ballot_sync(~0u, word != nullptr)) - 1) == threadIdx.x % 32;
+    bool over = first && waitIsOver(grid, word, expected, awaited, peer, start);
+    bool failed = over && ptx::loadAcquireSys(word) < expected;
+    if (__any_sync(~0u, failed)) return false;
   }
 }
 
@@ -98,6 +128,11 @@ __device__ inline bool CudaExec::wait(const uint64_t* word, uint64_t expected, A
   // What the word announces may be read by the copy engine next.
   ptx::fenceProxyGlobal();
   return true;
+}
+
+__device__ inline bool CudaExec::waitAny(const uint64_t* word, uint64_t expected, Awaited awaited, int peer,
+                                         bool* came) {
+  return pollUntilAny(grid_, word, expected, awaited, peer, came);
 }
 
 __device__ inline void CudaExec::fail(int32_t code, Awaited awaited, int peer, uint64_t expected, uint64_t seen) {

@@ -98,17 +98,29 @@ class HostExec {
   void signalMany(int count, uint64_t value, WordOf wordOf) {
     for (int i = 0; i < count; ++i) signal(wordOf(i), value);
   }
+  // Waits until some lane's word has come, and says whether it is this one's; a lane without a word passes null. What
+  // the writers of the words wrote before may be told of by a signal next. All lanes of the warp; false after a
+  // failure.
+  bool waitAny(const uint64_t* word, uint64_t expected, Awaited awaited, int peer, bool* came) {
+    *came = word && wait(word, expected, awaited, peer);
+    return *came || !word;
+  }
+  // Adds to a counter that others of this rank wait for; as signal() in all else.
+  void add(uint64_t* counter, uint64_t amount) {
+    std::atomic_ref<uint64_t>(*counter).fetch_add(amount, std::memory_order_release);
+  }
   // Adds to a counter of this rank and returns the new value. Who brings it to its target sees what all others wrote
   // before they arrived.
   uint32_t arrive(uint32_t* counter, uint32_t amount) {
     return std::atomic_ref<uint32_t>(*counter).fetch_add(amount, std::memory_order_acq_rel) + amount;
   }
   void reset(uint32_t* counter) { std::atomic_ref<uint32_t>(*counter).store(0, std::memory_order_relaxed); }
-  // The next number from a counter that all warps of this rank share, in lane 0; broadcast gives it to all lanes.
+  // The next number from a counter that all warps of this rank share, in lane 0.
   uint32_t claim(uint32_t* counter) {
     return std::atomic_ref<uint32_t>(*counter).fetch_add(1, std::memory_order_relaxed);
   }
-  uint32_t broadcast(uint32_t value) const { return value; }
+  // The value of one lane.
+  uint32_t broadcast(uint32_t value, int) const { return value; }
   // Adds to a word that several lanes of one warp may add to.
   void addShared(int32_t* word, int32_t amount) { *word += amount; }
 
@@ -142,9 +154,9 @@ class HostExec {
 
   void fail(int32_t code, Awaited awaited, int peer, uint64_t expected, uint64_t seen);
 
-  // Carries rows 0 .. count-1 of a job (see row_jobs.h). False after a failure.
+  // Carries the rows of a job (see row_jobs.h). False after a failure.
   template <class Job>
-  bool streamRows(int64_t count, const Job& job);
+  bool streamRows(const Job& job);
   // Adds rows and writes the sums. False after a failure.
   template <class Job>
   bool reduceRows(const Job& job);
@@ -183,11 +195,13 @@ class HostRow {
 };
 
 template <class Job>
-bool HostExec::streamRows(int64_t count, const Job& job) {
+bool HostExec::streamRows(const Job& job) {
   typename Job::Lane lane;
-  for (int64_t i = 0; i < count; i += kRunRows) {
-    if (!job.beginRun(*this, i, items_, lane)) return false;
-    if (i + kRunRows < count) job.prefetchRun(*this, i + kRunRows, lane);
+  job.start(*this, lane);
+  for (int64_t i = 0;; i += kRunRows) {
+    RunState state = job.beginRun(*this, i, items_, lane);
+    if (state != RunState::kReady) return state == RunState::kEnd;
+    job.prefetchRun(*this, lane);
     for (int64_t j = 0; j < kRunRows; ++j) {
       const std::byte* item = items_[j];
       if (!job.carries(item)) continue;
@@ -198,7 +212,6 @@ bool HostExec::streamRows(int64_t count, const Job& job) {
     }
     job.finishedRun(*this, i, lane);
   }
-  return true;
 }
 
 // result[e] = sum over the sources of weight * source[e], in their order. Written so that the compiler can vectorize.
@@ -235,7 +248,7 @@ bool HostExec::reduceRows(const Job& job) {
   for (int64_t i = 0;; i += kRunRows) {
     RunState state = job.beginRun(*this, i, items_, lane);
     if (state != RunState::kReady) return state == RunState::kEnd;
-    job.prefetchRun(*this, i + kRunRows, lane);
+    job.prefetchRun(*this, lane);
     for (int64_t j = 0; j < kRunRows; ++j) {
       auto& item = *items_.as<ReduceItem>(j);
       if (item.result) addRow(item, job);
@@ -246,8 +259,8 @@ bool HostExec::reduceRows(const Job& job) {
 
 template <class Job>
 void HostExec::addRow(ReduceItem& item, const Job& job) {
-  int64_t count = 0;
-  for (int64_t s = 0; s < item.count; ++s) {
+  int32_t count = 0;
+  for (int32_t s = 0; s < item.count; ++s) {
     if (item.sources()[s].row) item.sources()[count++] = item.sources()[s];
   }
   item.count = count;

@@ -57,6 +57,9 @@ __device__ __forceinline__ uint32_t addAcqRelGpu(uint32_t* word, uint32_t amount
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(amount) : "memory");
   return before;
 }
+__device__ __forceinline__ void addReleaseGpu(uint64_t* word, uint64_t amount) {
+  asm volatile("red.release.gpu.global.add.u64 [%0], %1;" ::"l"(word), "l"(amount) : "memory");
+}
 __device__ __forceinline__ uint64_t globalTimerNs() {
   uint64_t now;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
@@ -108,6 +111,11 @@ __device__ __forceinline__ void barrierInit(uint64_t* barrier) {
 // After barrierInit: the copy engine may use the barriers.
 __device__ __forceinline__ void barrierInitFence() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+// The one arrival of a phase, together with the bytes that the phase waits for.
+__device__ __forceinline__ void barrierArriveExpect(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(sharedAddress(barrier)), "r"(bytes)
+               : "memory");
 }
 __device__ __forceinline__ void barrierExpect(uint64_t* barrier, uint32_t bytes) {
   asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(sharedAddress(barrier)), "r"(bytes)

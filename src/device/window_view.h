@@ -93,13 +93,9 @@ class Workspace {
   }
   MOE_HD uint64_t* spanCounted(int64_t block) const { return at<uint64_t>(layout_.workspace.spanCounted) + block; }
   MOE_HD uint64_t* spanRouted(int64_t block) const { return at<uint64_t>(layout_.workspace.spanRouted) + block; }
-  MOE_HD uint32_t* sendDone(int64_t chunk) const { return at<uint32_t>(layout_.workspace.sendDone) + chunk; }
-  MOE_HD uint64_t* chunkSent(int64_t chunk) const { return at<uint64_t>(layout_.workspace.chunkSent) + chunk; }
-  MOE_HD uint64_t* partialSent(int source, int64_t chunk) const {
-    return at<uint64_t>(layout_.workspace.partialSent) + source * layout_.shape.chunks + chunk;
-  }
-  MOE_HD uint32_t* combineDone(int source, int64_t chunk) const {
-    return at<uint32_t>(layout_.workspace.combineDone) + source * layout_.shape.chunks + chunk;
+  MOE_HD uint64_t* sentTokens(int64_t chunk) const { return at<uint64_t>(layout_.workspace.sentTokens) + chunk; }
+  MOE_HD uint64_t* sentPartials(int source, int64_t chunk) const {
+    return at<uint64_t>(layout_.workspace.sentPartials) + source * layout_.shape.chunks + chunk;
   }
   MOE_HD int64_t* sentRows(int peer) const { return at<int64_t>(layout_.workspace.sentRows) + peer; }
   MOE_HD const std::byte* zeroRow() const { return at<const std::byte>(layout_.workspace.zeroRow); }
