@@ -235,9 +235,9 @@ class CudaBackend : public Backend {
   }
 
   // Measured on two H200s: docs/performance.md.
-  Spread dispatchSpread(bool places) const { return places ? spread(17, 110, 1, 3) : spread(17, 6, 2, 3); }
+  Spread dispatchSpread(bool places) const { return places ? spread(17, 110, 1, 3) : spread(17, 6, 13, 15); }
   // Where rows are added before they are sent, all of them are read first.
-  Spread combineSpread(bool adds) const { return adds ? spread(100, 31, 2, 3) : spread(11, 12, 1, 2); }
+  Spread combineSpread(bool adds) const { return adds ? spread(100, 31, 2, 3) : spread(9, 14, 2, 5); }
 
   static int32_t tableBytes(const Layout& layout) {
     int64_t bytes = roundUp(layout.workspace.placeStride, 128);
