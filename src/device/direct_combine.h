@@ -49,7 +49,9 @@ class TokenJob {
   MOE_PROTOCOL int32_t type() const { return shape_.combineType; }
   MOE_PROTOCOL int64_t rowBytes() const { return shape_.combineRowBytes / grain_.slices; }
 
-  MOE_PROTOCOL void start(X& x, Lane& lane) const { lane.claims.startClaims(x, &a_.common.control()->receivedClaims); }
+  MOE_PROTOCOL void start(X& x, Lane& lane) const {
+    lane.claims.startClaims(x, &a_.common.control()->receivedClaims, total_);
+  }
 
   MOE_PROTOCOL void prefetchRun(X& x, Lane& lane) const {
     lane.known = lane.claims.next(x);

@@ -99,7 +99,7 @@ class PartialRows {
   };
 
   MOE_PROTOCOL void startClaims(X& x, Ahead& ahead) const {
-    ahead.claims.startClaims(x, &a_.common.control()->sentClaims);
+    ahead.claims.startClaims(x, &a_.common.control()->sentClaims, count_);
   }
   // Loads the source's rows and this lane's place. More is loaded than the source has rows for, rather than to wait for
   // their number. False if no run comes.
@@ -327,8 +327,11 @@ class PartialChunks {
   }
   template <class X>
   MOE_PROTOCOL void signal(X& x, uint32_t nth) const {
-    CombineWindow window(layout_, a_.common.windows[sources_.at(nth)], epoch_);
-    x.signal(window.chunkSignal(layout_.shape.rank, chunk(nth)), epoch_);
+    // Not signal(): the fence is what orders this after the counts that waitAny has seen.
+    x.signalMany(1, epoch_, [&](int) {
+      CombineWindow window(layout_, a_.common.windows[sources_.at(nth)], epoch_);
+      return window.chunkSignal(layout_.shape.rank, chunk(nth));
+    });
   }
 
  private:

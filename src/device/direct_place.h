@@ -34,7 +34,9 @@ class PlaceJob {
     return roundUp(static_cast<int64_t>(sizeof(Item)) + 4 * int64_t{shape.topk}, 8);
   }
 
-  MOE_PROTOCOL void start(X& x, Lane& lane) const { lane.claims.startClaims(x, &a_.common.control()->receivedClaims); }
+  MOE_PROTOCOL void start(X& x, Lane& lane) const {
+    lane.claims.startClaims(x, &a_.common.control()->receivedClaims, runs_.count());
+  }
   MOE_PROTOCOL void prefetchRun(X&, Lane&) const {}
 
   MOE_PROTOCOL RunState beginRun(X& x, int64_t, RunItems items, Lane& lane) const {

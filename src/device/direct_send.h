@@ -199,7 +199,7 @@ class SendJob {
       ok = x.wait(work_.spanRouted(span), epoch_, Awaited::kHistogram, layout_.shape.rank);
     }
     if (!x.warpAll(ok)) return RunState::kFailed;
-    lane.claims.startClaims(x, &a_.common.control()->sentClaims);
+    lane.claims.startClaims(x, &a_.common.control()->sentClaims, sharedRuns());
     return RunState::kReady;
   }
 

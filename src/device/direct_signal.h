@@ -14,7 +14,7 @@ namespace moe {
 //   uint32_t count()
 //   uint64_t* counter(nth)    null: the chunk does not exist
 //   uint64_t rows(nth)        of the chunk
-//   void signal(x, nth)       tells whom it concerns
+//   void signal(x, nth)       tells whom it concerns, by signalMany, which has the fence that waitAny leaves out
 template <class X, class Chunks>
 MOE_PROTOCOL bool signalWhenStored(X& x, int rank, const Chunks& chunks) {
   auto warp = static_cast<uint32_t>(x.warp()), warps = static_cast<uint32_t>(x.warps());

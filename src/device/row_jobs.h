@@ -92,15 +92,17 @@ class Claims {
     end_ = end;
     coming_ = take(x);
   }
-  // Whatever the counter says; it has no end.
-  MOE_PROTOCOL void startClaims(X& x, uint32_t* counter) {
+  // Whatever the counter says, below `end`; then anything from there on.
+  MOE_PROTOCOL void startClaims(X& x, uint32_t* counter, uint32_t end) {
     counter_ = counter;
+    end_ = end;
     coming_ = take(x);
   }
-  // The run to begin.
+  // The run to begin. Nothing is asked for after the end: the counter is reset when all warps are done, and a claim
+  // that is still on its way then would take a run of the next operation.
   MOE_PROTOCOL uint32_t advance(X& x) {
     uint32_t now = next(x);
-    coming_ = take(x);
+    if (now < end_) coming_ = take(x);
     return now;
   }
   // The run after that. A GPU waits here if it has only just been asked for.
