@@ -68,7 +68,7 @@ class CudaExec {
     for (int i = 0; i < count; ++i) ptx::storeRelaxedSys(wordOf(i), value);
   }
   __device__ void add(uint64_t* counter, uint64_t amount) { ptx::addReleaseGpu(counter, amount); }
-  __device__ uint32_t arrive(uint32_t* counter, uint32_t amount) { return ptx::addAcqRelGpu(counter, amount) + amount; }
+  __device__ uint32_t arrive(uint32_t* counter) { return ptx::addAcqRelGpu(counter, 1) + 1; }
   __device__ void reset(uint32_t* counter) { *static_cast<volatile uint32_t*>(counter) = 0; }
   __device__ uint32_t claim(uint32_t* counter) { return lane() == 0 ? atomicAdd(counter, 1u) : 0; }
   __device__ uint32_t broadcast(uint32_t value, int lane) const { return __shfl_sync(~0u, value, lane); }

@@ -27,7 +27,7 @@ __device__ inline CudaExec::CudaExec(const CudaGrid& grid, Control* control, std
 __device__ inline bool CudaExec::lastBlock(uint32_t* counter, int blocks) {
   __shared__ uint32_t arrived;
   __syncthreads();
-  if (threadIdx.x == 0) arrived = arrive(counter, 1);
+  if (threadIdx.x == 0) arrived = arrive(counter);
   __syncthreads();
   return arrived == static_cast<uint32_t>(blocks);
 }

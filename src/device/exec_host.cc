@@ -84,7 +84,7 @@ bool HostExec::waitSlow(const uint64_t* word, uint64_t expected, Awaited awaited
 bool HostExec::lastBlock(uint32_t* counter, int blocks) {
   HostGrid::Block& mine = *grid_.blockState[static_cast<size_t>(block_)];
   barrier(true);
-  if (warp_ == 0) mine.shared = arrive(counter, 1);
+  if (warp_ == 0) mine.shared = arrive(counter);
   barrier(true);
   return mine.shared == static_cast<uint32_t>(blocks);
 }

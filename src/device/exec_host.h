@@ -109,10 +109,10 @@ class HostExec {
   void add(uint64_t* counter, uint64_t amount) {
     std::atomic_ref<uint64_t>(*counter).fetch_add(amount, std::memory_order_release);
   }
-  // Adds to a counter of this rank and returns the new value. Who brings it to its target sees what all others wrote
-  // before they arrived.
-  uint32_t arrive(uint32_t* counter, uint32_t amount) {
-    return std::atomic_ref<uint32_t>(*counter).fetch_add(amount, std::memory_order_acq_rel) + amount;
+  // Adds one to a counter of this rank and returns the new value. Who brings it to its target sees what all others
+  // wrote before they arrived.
+  uint32_t arrive(uint32_t* counter) {
+    return std::atomic_ref<uint32_t>(*counter).fetch_add(1, std::memory_order_acq_rel) + 1;
   }
   void reset(uint32_t* counter) { std::atomic_ref<uint32_t>(*counter).store(0, std::memory_order_relaxed); }
   // The next number from a counter that all warps of this rank share, in lane 0.
@@ -162,6 +162,9 @@ class HostExec {
   bool reduceRows(const Job& job);
 
  private:
+  // Goes through the runs of a job and hands over the item of each row. False after a failure.
+  template <class Job, class Handle>
+  bool goThrough(const Job& job, Handle handle);
   template <class Job>
   static void addRow(ReduceItem& item, const Job& job);
   bool waitSlow(const uint64_t* word, uint64_t expected, Awaited awaited, int peer);
@@ -194,24 +197,28 @@ class HostRow {
   int count_ = 0;
 };
 
-template <class Job>
-bool HostExec::streamRows(const Job& job) {
+template <class Job, class Handle>
+bool HostExec::goThrough(const Job& job, Handle handle) {
   typename Job::Lane lane;
   job.start(*this, lane);
   for (int64_t i = 0;; i += kRunRows) {
     RunState state = job.beginRun(*this, i, items_, lane);
     if (state != RunState::kReady) return state == RunState::kEnd;
     job.prefetchRun(*this, lane);
-    for (int64_t j = 0; j < kRunRows; ++j) {
-      const std::byte* item = items_[j];
-      if (!job.carries(item)) continue;
-      HostRow row;
-      job.gather(item, row);
-      if (job.composedBytes() > 0) row.load(job.composedOffset(), job.composed(item), job.composedBytes());
-      job.scatter(item, row);
-    }
+    for (int64_t j = 0; j < kRunRows; ++j) handle(items_[j]);
     job.finishedRun(*this, i, lane);
   }
+}
+
+template <class Job>
+bool HostExec::streamRows(const Job& job) {
+  return goThrough(job, [&](const std::byte* item) {
+    if (!job.carries(item)) return;
+    HostRow row;
+    job.gather(item, row);
+    if (job.composedBytes() > 0) row.load(job.composedOffset(), job.composed(item), job.composedBytes());
+    job.scatter(item, row);
+  });
 }
 
 // result[e] = sum over the sources of weight * source[e], in their order. Written so that the compiler can vectorize.
@@ -243,18 +250,10 @@ void reduceRow(ReduceItem& item, bool weighted, int64_t bytes) {
 
 template <class Job>
 bool HostExec::reduceRows(const Job& job) {
-  typename Job::Lane lane;
-  job.start(*this, lane);
-  for (int64_t i = 0;; i += kRunRows) {
-    RunState state = job.beginRun(*this, i, items_, lane);
-    if (state != RunState::kReady) return state == RunState::kEnd;
-    job.prefetchRun(*this, lane);
-    for (int64_t j = 0; j < kRunRows; ++j) {
-      auto& item = *items_.as<ReduceItem>(j);
-      if (item.result) addRow(item, job);
-    }
-    job.finishedRun(*this, i, lane);
-  }
+  return goThrough(job, [&](std::byte* memory) {
+    auto& item = *reinterpret_cast<ReduceItem*>(memory);
+    if (item.result) addRow(item, job);
+  });
 }
 
 template <class Job>

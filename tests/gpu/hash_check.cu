@@ -25,7 +25,8 @@ struct Shape {
 
 [[noreturn]] void die(const std::string& text) {
   std::fprintf(stderr, "hash_check: %s\n", text.c_str());
-  std::exit(1);
+  // Other threads may be inside CUDA, which std::exit would take down under them.
+  std::_Exit(1);
 }
 void check(cudaError_t error, const char* what) {
   if (error != cudaSuccess) die(std::string(what) + ": " + cudaGetErrorString(error));
