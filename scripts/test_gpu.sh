@@ -107,6 +107,7 @@ hashes() {
     run "hash $layout" 120 "$bin/gpu_hash_check" --layout "$layout" --calls 100 --tokens 600 --stall 300
     run "hash $layout, odd sizes" 120 "$bin/gpu_hash_check" --layout "$layout" --calls 20 --tokens 300 --hidden 121 \
       --experts 257 --topk 9
+    run "hash $layout, an absent rank" 60 "$bin/gpu_hash_check" --layout "$layout" --calls 5 --tokens 300 --absent 1
     for ranks in 3 4 8; do
       for gpus in 2 1; do
         run "hash $layout, $ranks ranks on $gpus" 120 "$bin/gpu_hash_check" --layout "$layout" --calls 30 --tokens 300 \

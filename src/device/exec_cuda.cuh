@@ -47,6 +47,8 @@ class CudaExec {
   // All threads of the block. `shared`: sharedBytes(grid).
   __device__ CudaExec(const CudaGrid& grid, Control* control, std::byte* shared);
 
+  // False after a failure of this rank: what earlier operations have left is not to be relied on.
+  __device__ bool usable() const { return block_ >= 0; }
   __device__ int block() const { return block_; }
   __device__ int warp() const { return static_cast<int>(threadIdx.x) / 32; }
   __device__ int warps() const { return static_cast<int>(blockDim.x) / 32; }

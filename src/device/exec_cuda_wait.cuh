@@ -7,10 +7,14 @@
 namespace moe {
 
 // Blocks number themselves in the order in which they start, so that one which waits for a lower number waits for a
-// block that runs or has run.
+// block that runs or has run. After a failure they get no number.
 __device__ inline CudaExec::CudaExec(const CudaGrid& grid, Control* control, std::byte* shared) : grid_(grid) {
   __shared__ int ticket;
-  if (threadIdx.x == 0) ticket = static_cast<int>(atomicAdd(&control->ticket, 1));
+  if (threadIdx.x == 0) {
+    uint32_t failed = ptx::loadRelaxedGpu(grid.failed);
+    int started = static_cast<int>(atomicAdd(&control->ticket, 1));
+    ticket = failed ? -1 : started;
+  }
   shared_ = shared;
   std::byte* items = shared + stagesBytes(grid);
   items_ = items + warp() * bareWarpBytes(grid);

@@ -13,17 +13,21 @@ extern __shared__ __align__(128) std::byte shared[];
 __global__ void __launch_bounds__(32 * kDispatchWarps, 1)
     dispatchKernel(const __grid_constant__ DispatchLaunch launch) {
   CudaExec exec(launch.grid, launch.op.common.control(), shared);
-  directDispatch(exec, launch.op);
+  if (exec.usable()) {
+    directDispatch(exec, launch.op);
+  } else if (blockIdx.x == 0 && launch.op.phases & kPhaseReceive) {
+    writeNoCounts(exec, launch.op);
+  }
 }
 
 __global__ void __launch_bounds__(32 * kDispatchWarps, 1) countKernel(const __grid_constant__ DispatchLaunch launch) {
   CudaExec exec(launch.grid, launch.op.common.control(), shared);
-  countDispatch(exec, launch.op);
+  if (exec.usable()) countDispatch(exec, launch.op);
 }
 
 __global__ void __launch_bounds__(32 * kCombineWarps, 1) combineKernel(const __grid_constant__ CombineLaunch launch) {
   CudaExec exec(launch.grid, launch.op.common.control(), shared);
-  directCombine(exec, launch.op);
+  if (exec.usable()) directCombine(exec, launch.op);
 }
 
 }  // namespace
