@@ -4,11 +4,12 @@
 
 #if defined(__CUDACC__)
 #define MOE_HD __host__ __device__
-// Protocols: for the CPU when a C++ compiler reads them, for the GPU when nvcc does.
-#define MOE_PROTOCOL __device__
+// Protocols: for the CPU when a C++ compiler reads them, for the GPU when nvcc does. There they are inlined, since an
+// Exec whose address a real function takes would live in memory, not in registers.
+#define MOE_PROTOCOL __device__ __forceinline__
 #else
 #define MOE_HD
-#define MOE_PROTOCOL
+#define MOE_PROTOCOL inline
 #endif
 
 // Before a loop whose iterations must become straight code, so that their loads overlap.

@@ -12,7 +12,7 @@ namespace moe {
 constexpr int64_t kUnbounded = INT64_MAX;
 
 // The first rank that refused its part of a dispatch whose counts have all come, or -1.
-MOE_PROTOCOL inline int findRefusal(const Shape& shape, const DispatchWindow& window) {
+MOE_PROTOCOL int findRefusal(const Shape& shape, const DispatchWindow& window) {
   MOE_ROLL for (int source = 0; source < shape.nranks; ++source) {
     if (window.counts(source)->refusal != 0) return source;
   }

@@ -130,7 +130,7 @@ MOE_PROTOCOL void tellHeads(X& x, const CombineArgs& a, const Epoch& epoch) {
 }
 
 // Looks at the heads of all senders: a refusal, or a handle of another dispatch. The same for all threads.
-MOE_PROTOCOL inline Refusal checkHeads(const CombineArgs& a, const CombineWindow& window) {
+MOE_PROTOCOL Refusal checkHeads(const CombineArgs& a, const CombineWindow& window) {
   const Shape& shape = a.common.layout.shape;
   int64_t mine = a.common.handle ? static_cast<int64_t>(a.common.handleHead()->dispatchEpoch) : 0;
   MOE_ROLL for (int sender = 0; sender < shape.nranks; ++sender) {

@@ -8,7 +8,7 @@
 namespace moe {
 
 // Marks output row `row` as empty.
-MOE_PROTOCOL inline void markEmpty(const DispatchArgs& a, int64_t row) {
+MOE_PROTOCOL void markEmpty(const DispatchArgs& a, int64_t row) {
   const Shape& shape = a.common.layout.shape;
   if (a.outSources) a.outSources[2 * row] = a.outSources[2 * row + 1] = -1;
   if (a.outRowExperts) a.outRowExperts[row] = -1;
@@ -109,7 +109,7 @@ MOE_PROTOCOL void writeNoCounts(const X& x, const DispatchArgs& a) {
 }
 
 // Records that `peer` refused this dispatch, for the host and for a combine of the handle. One thread.
-MOE_PROTOCOL inline void noteRefusal(const CommonArgs& common, int32_t code, int peer) {
+MOE_PROTOCOL void noteRefusal(const CommonArgs& common, int32_t code, int peer) {
   tellOutcome(common, {code, peer, 0, 0});
   if (!common.handle) return;
   common.handleHead()->refusal = code;

@@ -12,7 +12,7 @@
 
 namespace moe {
 
-MOE_PROTOCOL inline int64_t chunksOf(int64_t tokens) { return larger(1, ceilDiv(tokens, kChunkTokens)); }
+MOE_PROTOCOL int64_t chunksOf(int64_t tokens) { return larger(1, ceilDiv(tokens, kChunkTokens)); }
 
 // How the chunks of a dispatch are shared by its sending blocks: block s routes span s and sends its first chunks; the
 // others of a long span are sent by whoever comes first. Where there are more blocks than spans, those without a span

@@ -28,7 +28,7 @@ MOE_PROTOCOL bool peersConsumed(X& x, const CommonArgs& common, uint64_t epoch, 
 
 // Reports that the operation was refused, unless this rank has refused it, too: its call has said so already. One
 // thread.
-MOE_PROTOCOL inline void tellOutcome(const CommonArgs& common, const Refusal& refusal) {
+MOE_PROTOCOL void tellOutcome(const CommonArgs& common, const Refusal& refusal) {
   if (common.refusal == 0) *common.outcome = refusal;
 }
 

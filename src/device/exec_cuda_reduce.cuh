@@ -78,7 +78,7 @@ struct Sum {
   }
   __device__ __forceinline__ void store(std::byte* to) const {
 #pragma unroll
-    for (int w = 0; w < kWidth; ++w) *reinterpret_cast<int4*>(to + w * 512) = pack<Number>(values[w]);
+    for (int w = 0; w < kWidth; ++w) ptx::storeGlobal(to + w * 512, pack<Number>(values[w]));
   }
 };
 
@@ -157,7 +157,7 @@ __device__ __forceinline__ RunState CudaExec::beginReduceRun(const Job& job, typ
 }
 
 template <class Number, bool kWeighted, class Job>
-__device__ bool CudaExec::reduceDirect(const Job& job) {
+__device__ __forceinline__ bool CudaExec::reduceDirect(const Job& job) {
   typename Job::Lane mine;
   job.start(*this, mine);
   bool wide = job.wide();
@@ -188,23 +188,23 @@ struct ReducePart {
 
 // Adds kWidth words of each source of an item; they lie one after the other in a stage, `bytes` each.
 template <class Number, bool kWeighted, int kWidth>
-__device__ __forceinline__ void addStagedWords(ReduceItem& item, const std::byte* stage, std::byte* result, int count,
+__device__ __forceinline__ void addStagedWords(ReduceItem& item, uint32_t stage, std::byte* result, int count,
                                                int bytes) {
   Sum<Number, kWeighted, kWidth> sum;
-#pragma unroll 1
-  for (int s = 0; s < count; ++s) {
+  auto addSource = [&](int s, bool first) {
     Words<kWidth> words;
-    const auto* from = reinterpret_cast<const int4*>(stage + s * bytes);
 #pragma unroll
-    for (int w = 0; w < kWidth; ++w) words.words[w] = from[w * 32];
-    sum.add(words, kWeighted ? item.sources()[s].weight : 1.0f, s == 0);
-  }
+    for (int w = 0; w < kWidth; ++w) words.words[w] = ptx::loadShared(stage + s * bytes + w * 512);
+    sum.add(words, kWeighted ? item.sources()[s].weight : 1.0f, first);
+  };
+  addSource(0, true);
+#pragma unroll 1
+  for (int s = 1; s < count; ++s) addSource(s, false);
   sum.store(result);
 }
 
 template <class Number, bool kWeighted>
-__device__ __forceinline__ void addStaged(ReduceItem& item, const std::byte* stage, std::byte* result, int bytes,
-                                          int lane) {
+__device__ __forceinline__ void addStaged(ReduceItem& item, uint32_t stage, std::byte* result, int bytes, int lane) {
   constexpr int kWidth = kSumWidth;
   int count = item.count;
   int at = lane * 16;
@@ -227,7 +227,7 @@ __device__ inline void bulkWaitAllBut(int newer) {
 // As streamStaged, with parts of rows in place of rows. Sums go from registers to their destination: a way through
 // shared memory would be half as much traffic there again.
 template <class Number, bool kWeighted, class Job>
-__device__ bool CudaExec::reduceStaged(const Job& job) {
+__device__ __forceinline__ bool CudaExec::reduceStaged(const Job& job) {
   typename Job::Lane mine;
   job.start(*this, mine);
   auto rowBytes = static_cast<int>(job.rowBytes());
@@ -287,7 +287,7 @@ __device__ bool CudaExec::reduceStaged(const Job& job) {
 
 // `newer`: parts that were stored after the run.
 template <class Job>
-__device__ void CudaExec::publishRun(const Job& job, typename Job::Lane& mine, int i, int newer) {
+__device__ __forceinline__ void CudaExec::publishRun(const Job& job, typename Job::Lane& mine, int i, int newer) {
   if (lane() == 0) {
     bulkWaitAllBut(newer);
     ptx::fenceProxyGlobal();
@@ -297,7 +297,7 @@ __device__ void CudaExec::publishRun(const Job& job, typename Job::Lane& mine, i
 }
 
 // Lanes take a source each.
-__device__ inline void CudaExec::loadPart(ReduceItem& item, int stage, int offset, int bytes) {
+__device__ __forceinline__ void CudaExec::loadPart(ReduceItem& item, int stage, int offset, int bytes) {
   auto size = static_cast<uint32_t>(bytes);
   int sources = item.count;
   std::byte* to = stageAt(grid_.reduce, stage);
@@ -307,6 +307,7 @@ __device__ inline void CudaExec::loadPart(ReduceItem& item, int stage, int offse
     ptx::barrierArriveExpect(barriers_ + stage, size * static_cast<uint32_t>(sources));
   }
   __syncwarp();
+#pragma unroll 1
   for (int s = lane(); s < sources; s += 32) {
     ptx::bulkLoad(to + s * bytes, item.sources()[s].row + offset, size, barriers_ + stage);
   }
@@ -320,20 +321,21 @@ __device__ __forceinline__ void CudaExec::addPart(ReduceItem& item, int stage, i
     // Nothing to add: the copy engine can carry on.
     if (lane() == 0) ptx::bulkStore(to, from, static_cast<uint32_t>(bytes));
   } else if (item.count == 0) {
-    for (int zero = lane() * 16; zero < bytes; zero += 512) *reinterpret_cast<int4*>(to + zero) = int4{0, 0, 0, 0};
+#pragma unroll 1
+    for (int zero = lane() * 16; zero < bytes; zero += 512) ptx::storeGlobal(to + zero, int4{0, 0, 0, 0});
   } else {
-    addStaged<Number, kWeighted>(item, from, to, bytes, lane());
+    addStaged<Number, kWeighted>(item, ptx::sharedAddress(from), to, bytes, lane());
   }
-  // A group a part, so that its stage is known to be read before it is loaded again; lanes have read it.
+  // A group a part, so that its stage is known to be read before it is loaded again. Lanes have only read it: what the
+  // copy engine writes there next needs no fence, only that they are done.
   if (lane() == 0) ptx::bulkCommit();
-  ptx::fenceProxyShared();
   __syncwarp();
 }
 #endif
 
 // The loops over rows exist once for each type and with and without weights: choices inside them cost registers.
 template <class Number, bool kWeighted, class Job>
-__device__ bool CudaExec::reduceRowsOf(const Job& job) {
+__device__ __forceinline__ bool CudaExec::reduceRowsOf(const Job& job) {
   if constexpr (ptx::kHasBulk) {
     // A stage must hold at least 512 bytes of every source.
     bool fits = grid_.reduce.stages > 0 && grid_.reduce.bytes >= 512 * job.mostSources();
@@ -343,7 +345,7 @@ __device__ bool CudaExec::reduceRowsOf(const Job& job) {
 }
 
 template <class Number, class Job>
-__device__ bool CudaExec::reduceRowsOf(const Job& job) {
+__device__ __forceinline__ bool CudaExec::reduceRowsOf(const Job& job) {
   if constexpr (!Job::kOnlyAdds) {
     if (job.weighted()) return reduceRowsOf<Number, true>(job);
   }
@@ -351,7 +353,7 @@ __device__ bool CudaExec::reduceRowsOf(const Job& job) {
 }
 
 template <class Job>
-__device__ bool CudaExec::reduceRows(const Job& job) {
+__device__ __forceinline__ bool CudaExec::reduceRows(const Job& job) {
   switch (job.type()) {
     case moeFloat32: return reduceRowsOf<Float32>(job);
     case moeFloat16: return reduceRowsOf<Float16>(job);

@@ -81,6 +81,13 @@ __device__ __forceinline__ int4 loadOnce(const std::byte* from) {
   return words;
 }
 
+// A store whose address is known to be global: what the compiler takes for any address costs more.
+__device__ __forceinline__ void storeGlobal(std::byte* to, int4 words) {
+  asm volatile("st.global.v4.s32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z),
+               "r"(words.w)
+               : "memory");
+}
+
 // Two floats rounded to bfloat16, the first in the lower half.
 __device__ __forceinline__ int packBfloat16(float low, float high) {
   int word;
@@ -90,6 +97,15 @@ __device__ __forceinline__ int packBfloat16(float low, float high) {
 
 __device__ __forceinline__ uint32_t sharedAddress(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ int4 loadShared(uint32_t address) {
+  int4 words;
+  asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words.x), "=r"(words.y), "=r"(words.z), "=r"(words.w)
+               : "r"(address)
+               : "memory");
+  return words;
 }
 
 // Orders ordinary accesses with those of the copy engine, in device memory or in this block's shared memory.
