@@ -112,7 +112,7 @@ struct CountBlock {
 
 // What a receiving block keeps of a source's CountBlock.
 struct SourceInfo {
-  int32_t tokens, rows, chunks, span;
+  int32_t tokens, rows, chunks, span, refusal;
 };
 
 // The records that a chunk brings: slots begin .. end-1 of its source. Known once the chunk's signal is.

@@ -67,6 +67,10 @@ struct DispatchArgs {
   moeSizes_t* outSizes;
 };
 
+// Whether the receiving half takes the payloads of this rank's own rows where the caller has them, so that they need
+// not go through the window. Not if the caller may change them between the halves.
+MOE_HD inline bool placesOwnInput(const DispatchArgs& a) { return a.phases == kPhaseBoth && !a.views; }
+
 struct CombineArgs {
   CommonArgs common;
   int32_t applyWeights;

@@ -11,12 +11,14 @@ namespace moe {
 
 constexpr int64_t kUnbounded = INT64_MAX;
 
-// The first rank that refused its part of a dispatch whose counts have all come, or -1.
-MOE_PROTOCOL int findRefusal(const Shape& shape, const DispatchWindow& window) {
-  MOE_ROLL for (int source = 0; source < shape.nranks; ++source) {
-    if (window.counts(source)->refusal != 0) return source;
-  }
-  return -1;
+// The orders that name chunks of a source, and some that name none.
+MOE_PROTOCOL int32_t ordersOf(const SourceInfo& info) { return (info.chunks + info.span - 1) / info.span * info.span; }
+
+// The chunk of a source that completes as its order-th one, roughly: spans go side by side. info.chunks or more if
+// there is none of that order.
+MOE_PROTOCOL int32_t orderedChunk(const SourceInfo& info, int32_t order) {
+  int32_t spans = (info.chunks + info.span - 1) / info.span;
+  return order < ordersOf(info) ? order % spans * info.span + order / spans : info.chunks;
 }
 
 // What one block knows about a dispatch that comes in.
@@ -52,6 +54,14 @@ class Arrivals {
     return x_.barrier(ok);
   }
 
+  // The first rank that refused its part of the dispatch, or -1. After waitForCounts.
+  MOE_PROTOCOL int refusedBy() const {
+    MOE_ROLL for (int source = 0; source < shape_.nranks; ++source) {
+      if (sources_[source].refusal != 0) return source;
+    }
+    return -1;
+  }
+
   // Works out where each source's rows, or each source's rows of each expert, begin. All warps of the block.
   MOE_PROTOCOL bool findPlaces() {
     if (!shape_.expertLayout()) {
@@ -69,18 +79,11 @@ class Arrivals {
     return x_.barrier(true);
   }
 
-  // The chunk of a source that completes as its order-th one, roughly: spans go side by side. May not exist.
-  MOE_PROTOCOL int32_t chunkAt(int source, int32_t order) const {
-    const SourceInfo& info = sources_[source];
-    int32_t spans = (info.chunks + info.span - 1) / info.span;
-    return order % spans * info.span + order / spans;
-  }
-  // How far orders must go for chunkAt to name all chunks of every source.
+  // How far orders must go for orderedChunk to name all chunks of every source.
   MOE_PROTOCOL int64_t mostOrders() const {
     int32_t most = 0;
     MOE_ROLL for (int source = 0; source < shape_.nranks; ++source) {
-      const SourceInfo& info = sources_[source];
-      int32_t orders = (info.chunks + info.span - 1) / info.span * info.span;
+      int32_t orders = ordersOf(sources_[source]);
       most = orders > most ? orders : most;
     }
     return most;
@@ -163,7 +166,8 @@ class Arrivals {
               static_cast<uint64_t>(block.rows));
       return false;
     }
-    sources_[source] = {static_cast<int32_t>(block.tokens), static_cast<int32_t>(block.rows), block.chunks, block.span};
+    sources_[source] = {static_cast<int32_t>(block.tokens), static_cast<int32_t>(block.rows), block.chunks, block.span,
+                        block.refusal};
     return true;
   }
 

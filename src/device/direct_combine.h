@@ -171,23 +171,31 @@ MOE_PROTOCOL bool receiveCombine(X& x, const CombineArgs& a, const Epoch& epoch)
   return x.barrier(ok);
 }
 
-// What one combine leaves behind. One thread, after all blocks.
+// Adds to the statistics what has been sent. One thread of the block that has signalled all of it.
+MOE_PROTOCOL void countReturned(const CombineArgs& a) {
+  const Shape& shape = a.common.layout.shape;
+  Control* control = a.common.control();
+  HandleView handle(a.common);
+  MOE_ROLL for (int source = 0; source < shape.nranks; ++source) {
+    (source == shape.rank ? control->selfCombineRows : control->mappedCombineRows) +=
+        static_cast<uint64_t>(*handle.sourceRows(source));
+  }
+}
+
+// What one combine leaves behind. One thread, after all blocks: everybody waits for it.
 template <class X>
 MOE_PROTOCOL void finishCombine(X& x, const CombineArgs& a, const Epoch& epoch) {
   const Layout& layout = a.common.layout;
   Control* control = a.common.control();
+  HandleHead* head = a.common.handle ? a.common.handleHead() : nullptr;
+  // Loaded together.
+  uint64_t released = control->releasedDispatch, dispatched = head ? head->dispatchEpoch : 0;
+  bool views = head && head->views;
   control->combineEpoch = epoch;
   x.signalMany(layout.shape.nranks, epoch,
                [&](int peer) { return consumedCombine(layout, a.common.windows[peer], layout.shape.rank); });
-  if (!a.common.handle) return;
-  HandleView handle(a.common);
-  MOE_ROLL for (int source = 0; source < layout.shape.nranks; ++source) {
-    (source == layout.shape.rank ? control->selfCombineRows : control->mappedCombineRows) +=
-        static_cast<uint64_t>(*handle.sourceRows(source));
-  }
-  HandleHead* head = a.common.handleHead();
-  if (head->views && head->dispatchEpoch > control->releasedDispatch) finishReading(x, a.common, head->dispatchEpoch);
-  head->views = 0;
+  if (views && dispatched > released) finishReading(x, a.common, dispatched);
+  if (head) head->views = 0;
 }
 
 template <class X>
@@ -223,17 +231,16 @@ MOE_PROTOCOL bool directCombine(X& x, const CombineArgs& a) {
     if (ok && a.common.handle) ok = sendPartialRows(x, a, epoch);
   }
   if (!x.barrier(ok)) return false;
-  if (!leftOut && x.block() == a.common.signalBlock) ok = signalPartialRows(x, a, epoch);
+  bool signals = !leftOut && x.block() == a.common.signalBlock;
+  if (signals) ok = signalPartialRows(x, a, epoch);
   if (!x.barrier(ok)) return false;
+  if (signals && a.common.handle && x.thread() == 0) countReturned(a);
   bool receives = x.block() >= a.common.blocks - a.common.receiveBlocks;
   // A block that has sent may help, but not in place of the one that signals: the peers wait for that.
   if (!receives) receives = x.barrier(x.thread() != 0 || x.started(&control->ticket, a.common.signalBlock));
   if (!leftOut && receives && !receiveCombine(x, a, epoch)) return false;
   if (x.lastBlock(&control->finishedBlocks, a.common.blocks) && x.thread() == 0) {
-    x.reset(&control->finishedBlocks);
-    x.reset(&control->ticket);
-    x.reset(&control->sentClaims);
-    x.reset(&control->receivedClaims);
+    resetCounters(x, control);
     if (leftOut) {
       const HandleHead& head = *a.common.handleHead();
       tellOutcome(a.common, {static_cast<int32_t>(head.refusal), static_cast<int32_t>(head.refusedBy), 0, 0});

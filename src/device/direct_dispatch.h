@@ -137,9 +137,9 @@ MOE_PROTOCOL bool receiveDispatch(X& x, const DispatchArgs& a, const Epoch& epoc
   bool reports = x.block() == a.common.blocks - 1;
   if (reports) writeNoCounts(x, a);
   if (!arrivals.waitForCounts()) return false;
-  int refusedBy = findRefusal(a.common.layout.shape, arrivals.window());
+  int refusedBy = arrivals.refusedBy();
   if (refusedBy >= 0) {
-    if (reports && x.thread() == 0) noteRefusal(a.common, arrivals.window().counts(refusedBy)->refusal, refusedBy);
+    if (reports && x.thread() == 0) noteRefusal(a.common, arrivals.source(refusedBy).refusal, refusedBy);
     return drainDispatch(x, a, arrivals, epoch);
   }
   if (!arrivals.findPlaces()) return false;
@@ -151,26 +151,39 @@ MOE_PROTOCOL bool receiveDispatch(X& x, const DispatchArgs& a, const Epoch& epoc
   return x.streamRows(job);
 }
 
-// What one dispatch leaves behind. One thread, after all blocks.
-template <class X>
-MOE_PROTOCOL void finishDispatch(X& x, const DispatchArgs& a, const Epoch& epoch) {
+// Adds to the statistics what has been sent. One thread of the block that has signalled all of it.
+MOE_PROTOCOL void countSent(const DispatchArgs& a) {
   Control* control = a.common.control();
   const Shape& shape = a.common.layout.shape;
-  if (a.phases & kPhaseSend) {
-    control->dispatchEpoch = epoch;
-    control->tokens += static_cast<uint64_t>(a.numTokens);
-    Workspace work(a.common);
-    MOE_ROLL for (int peer = 0; peer < shape.nranks; ++peer) {
-      (peer == shape.rank ? control->selfRows : control->mappedRows) += static_cast<uint64_t>(*work.sentRows(peer));
+  Workspace work(a.common);
+  control->tokens += static_cast<uint64_t>(a.numTokens);
+  MOE_ROLL for (int peer = 0; peer < shape.nranks; ++peer) {
+    (peer == shape.rank ? control->selfRows : control->mappedRows) += static_cast<uint64_t>(*work.sentRows(peer));
+  }
+}
+
+// What one dispatch leaves behind. All threads of the last block: everybody waits for it, so that it should load
+// little, and not one after the other.
+template <class X>
+MOE_PROTOCOL void finishDispatch(X& x, const DispatchArgs& a, const Epoch& epoch) {
+  const Shape& shape = a.common.layout.shape;
+  bool refused = false;
+  if (a.views && a.phases & kPhaseReceive) {
+    DispatchWindow window(a.common.layout, a.common.window(), epoch);
+    MOE_ROLL for (int source = x.thread(); source < shape.nranks; source += x.threads()) {
+      refused = refused || window.counts(source)->refusal != 0;
     }
+    refused = !x.barrier(!refused);
+  }
+  if (x.thread() != 0) return;
+  if (a.phases & kPhaseSend) {
+    a.common.control()->dispatchEpoch = epoch;
     if (a.common.handle) {
       a.common.handleHead()->dispatchEpoch = epoch;
       a.common.handleHead()->numTokens = a.numTokens;
     }
   }
-  if (!(a.phases & kPhaseReceive)) return;
-  DispatchWindow window(a.common.layout, a.common.window(), epoch);
-  if (!a.views || findRefusal(shape, window) >= 0) finishReading(x, a.common, epoch);
+  if (a.phases & kPhaseReceive && (!a.views || refused)) finishReading(x, a.common, epoch);
 }
 
 // A dispatch, or half of one, on every warp of the grid. False after a failure, which the Exec has recorded.
@@ -179,24 +192,19 @@ MOE_PROTOCOL bool directDispatch(X& x, const DispatchArgs& a) {
   Control* control = a.common.control();
   Epoch epoch(a.phases & kPhaseSend ? control->dispatchEpoch + 1 : a.common.handleHead()->dispatchEpoch,
               a.common.layout.shape);
-  bool ok = true;
+  bool ok = true, signals = a.phases & kPhaseSend && x.block() == a.common.signalBlock;
   if (a.phases & kPhaseSend && x.block() < a.common.sendBlocks) ok = sendDispatch(x, a, epoch);
   if (!x.barrier(ok)) return false;
-  if (a.phases & kPhaseSend && x.block() == a.common.signalBlock) {
-    ok = signalWhenStored(x, a.common.layout.shape.rank, DispatchedChunks(a, epoch));
-  }
+  if (signals) ok = signalWhenStored(x, a.common.layout.shape.rank, DispatchedChunks(a, epoch));
   if (!x.barrier(ok)) return false;
+  if (signals && x.thread() == 0) countSent(a);
   if (a.phases & kPhaseReceive && x.block() >= a.common.blocks - a.common.receiveBlocks) {
     ok = receiveDispatch(x, a, epoch);
   }
   if (!x.barrier(ok)) return false;
-  if (x.lastBlock(&control->finishedBlocks, a.common.blocks) && x.thread() == 0) {
-    x.reset(&control->finishedBlocks);
-    x.reset(&control->ticket);
-    x.reset(&control->sentClaims);
-    x.reset(&control->receivedClaims);
-    finishDispatch(x, a, epoch);
-  }
+  if (!x.lastBlock(&control->finishedBlocks, a.common.blocks)) return true;
+  if (x.thread() == 0) resetCounters(x, control);
+  finishDispatch(x, a, epoch);
   return true;
 }
 
@@ -207,9 +215,9 @@ MOE_PROTOCOL bool countDispatch(X& x, const DispatchArgs& a) {
   if (x.thread() == 0) x.reset(&a.common.control()->ticket);
   Arrivals<X> arrivals(x, a, Epoch(a.common.handleHead()->dispatchEpoch, a.common.layout.shape));
   if (!arrivals.waitForCounts()) return false;
-  int refusedBy = findRefusal(a.common.layout.shape, arrivals.window());
+  int refusedBy = arrivals.refusedBy();
   if (refusedBy >= 0) {
-    if (x.thread() == 0) noteRefusal(a.common, arrivals.window().counts(refusedBy)->refusal, refusedBy);
+    if (x.thread() == 0) noteRefusal(a.common, arrivals.source(refusedBy).refusal, refusedBy);
     return true;
   }
   if (!arrivals.findPlaces()) return false;

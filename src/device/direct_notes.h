@@ -21,7 +21,7 @@ class Notes {
 
   // Waits for a run's chunk and finds its records. All lanes of the warp; false after a failure.
   MOE_PROTOCOL bool enter(X& x, const SourceRuns::Run& run, int64_t perRun, int64_t* first, int32_t* count) const {
-    int32_t chunk = arrivals_.chunkAt(run.source, run.order);
+    int32_t chunk = orderedChunk(arrivals_.source(run.source), run.order);
     ChunkRange range;
     if (!arrivals_.enterChunk(run.source, chunk, &range)) return false;
     if (run.row == 0 && x.lane() == 0 && chunk < arrivals_.source(run.source).chunks) {
@@ -32,9 +32,9 @@ class Notes {
     return true;
   }
 
-  // Notes records first .. first+count-1 of a source, and tells take(j, k, row) the output row of entry k of record
-  // first+j: -1 if it has none. Rank layout: rows are told of the entry that is its token's first of this rank only.
-  // All lanes of the warp share the entries and keep kBatch loads in flight; false after a failure.
+  // Notes records first .. first+count-1 of a source, and tells take(j, k, token, row) the output row of entry k of
+  // record first+j: -1 if it has none. Rank layout: rows are told of the entry that is its token's first of this rank
+  // only. All lanes of the warp share the entries and keep kBatch loads in flight; false after a failure.
   template <int kBatch, class Take>
   MOE_PROTOCOL bool note(X& x, int source, int64_t first, int32_t count, Take take) const {
     int32_t entries = count * shape_.topk, found = 0;
@@ -49,7 +49,7 @@ class Notes {
         int32_t at = from + b * x.lanes() + x.lane();
         if (at >= entries) continue;
         int32_t j = at / shape_.topk, k = at % shape_.topk;
-        take(j, k, noteEntry(batch[b], source, first + j, k, &found, &ok));
+        take(j, k, batch[b].head.token, noteEntry(batch[b], source, first + j, k, &found, &ok));
       }
     }
     // Every record has exactly one entry that is its token's first of this rank.
@@ -174,7 +174,8 @@ MOE_PROTOCOL bool noteViews(X& x, const DispatchArgs& a, const Arrivals<X>& arri
     int64_t first = 0;
     int32_t rows = 0;
     if (!notes.enter(x, run, kNotedRows, &first, &rows)) return false;
-    if (!notes.template note<kBatch>(x, run.source, first, rows, [](int32_t, int32_t, int32_t) {})) return false;
+    if (!notes.template note<kBatch>(x, run.source, first, rows, [](int32_t, int32_t, int32_t, int32_t) {}))
+      return false;
   }
   return true;
 }

@@ -12,6 +12,7 @@ namespace moe {
 template <class X>
 class PlaceJob {
  public:
+  static constexpr bool kTells = false;
   struct Lane {
     Claims<X> claims;
   };
@@ -21,6 +22,7 @@ class PlaceJob {
         layout_(a.common.layout),
         shape_(layout_.shape),
         arrivals_(arrivals),
+        ownInput_(placesOwnInput(a)),
         notes_(a, arrivals),
         perRun_(Grain(allRows(), int64_t{a.common.receiveBlocks} * x.streamers(), 0, {kEvenRuns, false}).rows),
         runs_(shape_, arrivals.mostOrders(), perRun_) {}
@@ -50,10 +52,13 @@ class PlaceJob {
       *items.as<Item>(j) = {run.source, static_cast<int32_t>(first + j), 0, 0};
     }
     x.warpBarrier();
-    bool ok = notes_.template note<1>(x, run.source, first, count, [&](int32_t j, int32_t k, int32_t row) {
-      items.as<Item>(j)->rows()[k] = row;
-      if (row >= 0) items.as<Item>(j)->placed = 1;
-    });
+    bool ok =
+        notes_.template note<1>(x, run.source, first, count, [&](int32_t j, int32_t k, int32_t token, int32_t row) {
+          auto* item = items.as<Item>(j);
+          item->rows()[k] = row;
+          item->token = token;
+          if (row >= 0) item->placed = 1;
+        });
     x.warpBarrier();
     return ok ? RunState::kReady : RunState::kFailed;
   }
@@ -66,7 +71,10 @@ class PlaceJob {
     const std::byte* record = arrivals_.window().record(item->source, item->slot);
     MOE_ROLL for (int payload = 0; payload < shape_.payloads; ++payload) {
       int64_t at = layout_.record.payload[payload];
-      row.load(at, record + at, shape_.payloadBytes[payload]);
+      const RowsIn& in = a_.inputs[payload];
+      const std::byte* from =
+          ownInput_ && item->source == shape_.rank ? in.data + item->token * in.stride : record + at;
+      row.load(at, from, shape_.payloadBytes[payload]);
     }
   }
 
@@ -93,7 +101,7 @@ class PlaceJob {
   struct Item {
     int32_t source, slot;
     int32_t placed;  // the output holds a row of this record
-    int32_t reserved;
+    int32_t token;
     // The output row of each entry, or -1; they follow the struct.
     MOE_PROTOCOL int32_t* rows() { return reinterpret_cast<int32_t*>(this + 1); }
     MOE_PROTOCOL const int32_t* rows() const { return reinterpret_cast<const int32_t*>(this + 1); }
@@ -111,6 +119,7 @@ class PlaceJob {
   const Layout& layout_;
   const Shape& shape_;
   const Arrivals<X>& arrivals_;
+  bool ownInput_;
   Notes<X> notes_;
   int32_t perRun_;
   SourceRuns runs_;

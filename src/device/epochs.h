@@ -32,6 +32,15 @@ MOE_PROTOCOL void tellOutcome(const CommonArgs& common, const Refusal& refusal) 
   if (common.refusal == 0) *common.outcome = refusal;
 }
 
+// For the next operation. One thread of the last block.
+template <class X>
+MOE_PROTOCOL void resetCounters(X& x, Control* control) {
+  x.reset(&control->finishedBlocks);
+  x.reset(&control->ticket);
+  x.reset(&control->sentClaims);
+  x.reset(&control->receivedClaims);
+}
+
 // Tells every peer that what it dispatched up to `epoch` has been read. One thread.
 template <class X>
 MOE_PROTOCOL void releaseDispatch(X& x, const CommonArgs& common, uint64_t epoch) {

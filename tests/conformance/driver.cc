@@ -242,11 +242,12 @@ bool Driver::check(const Step& step) {
     checkCombined(x, step);
   } else if (step.kind == Step::kLook) {
     for (int payload = 0; payload < shape_.payloads(); ++payload) checkRows(x, step, payload);
-  } else if (step.kind != Step::kSend) {
-    // The operation is over: what it read belongs to the caller again, and nobody may read it any more.
+  } else {
+    // What a dispatch or a send half has read belongs to the caller again, and nobody may read it any more.
     for (Buffer& input : x.inputs) input.poison();
     x.ids.poison();
     x.weights.poison();
+    if (step.kind == Step::kSend) return report_.empty();
     if (options(x).views) {
       if (failed(step, "moeGetViews",
                  moeGetViews(comm_, handles_[size(step.handle)].get(), x.views.data(), shape_.payloads()))) {
