@@ -243,6 +243,7 @@ class CopyJob : public PartialRows<X> {
   using Records = typename PartialRows<X>::Records;
 
  public:
+  static constexpr bool kTells = true;
   struct Lane {
     typename PartialRows<X>::Ahead ahead;
   };

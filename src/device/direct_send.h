@@ -22,6 +22,7 @@ class SendJob {
   };
 
  public:
+  static constexpr bool kTells = true;
   struct Lane {
     Claims<X> claims;
     uint32_t shares = 0;                // kShared, once the block's own rows have been taken
@@ -40,7 +41,9 @@ class SendJob {
         span_(x.block() % spans_.count),
         warp_(x.block() / spans_.count * x.streamers() + x.warp()),
         warps_(((a.common.sendBlocks - 1 - span_) / spans_.count + 1) * x.streamers()),
-        perRun_(Grain(spans_.tokensIn(span_, a.numTokens), warps_, 0, {1, false}).rows) {}
+        perRun_(Grain(spans_.tokensIn(span_, a.numTokens), warps_, 0, {1, false}).rows),
+        ownRecords_(DispatchWindow(layout_, a.common.window(), epoch).record(layout_.shape.rank, 0)),
+        ownBytes_(placesOwnInput(a) ? static_cast<uint64_t>(layout_.shape.maxTokens * layout_.record.stride) : 0) {}
 
   MOE_PROTOCOL int64_t rowBytes() const { return layout_.record.end; }
   MOE_PROTOCOL int64_t itemBytes() const { return itemBytes(layout_); }
@@ -93,7 +96,8 @@ class SendJob {
 
   template <class Row>
   MOE_PROTOCOL void gather(const std::byte* item, Row& row) const {
-    int64_t token = reinterpret_cast<const Item*>(item)->token;
+    const auto& [token, count, own] = *reinterpret_cast<const Item*>(item);
+    if (count == 1 && own == 0) return;
     MOE_ROLL for (int payload = 0; payload < layout_.shape.payloads; ++payload) {
       const RowsIn& in = a_.inputs[payload];
       row.load(layout_.record.payload[payload], in.data + token * in.stride, layout_.shape.payloadBytes[payload]);
@@ -106,9 +110,11 @@ class SendJob {
 
   template <class Row>
   MOE_PROTOCOL void scatter(const std::byte* item, Row& row) const {
-    int32_t count = reinterpret_cast<const Item*>(item)->count;
-    auto bytes = layout_.record.end;
-    MOE_ROLL for (int32_t d = 0; d < count; ++d) row.store(destinations(item)[d], 0, bytes);
+    const auto& [token, count, own] = *reinterpret_cast<const Item*>(item);
+    MOE_ROLL for (int32_t d = 0; d < count; ++d) {
+      int64_t from = d == own ? layout_.record.head : 0;
+      row.store(destinations(item)[d] + from, from, layout_.record.end - from);
+    }
   }
 
   MOE_PROTOCOL void finishedRun(X& x, int64_t i, Lane& lane) const {
@@ -130,7 +136,7 @@ class SendJob {
   struct Item {
     int64_t token;
     int32_t count;
-    int32_t reserved;
+    int32_t own;  // the destination that gets the head only, or -1
   };
   MOE_HD static int64_t headOffset(const Shape& shape) {
     return roundUp(static_cast<int64_t>(sizeof(Item)) + shape.topk * static_cast<int64_t>(sizeof(std::byte*)), 16);
@@ -144,7 +150,7 @@ class SendJob {
   // Moves a token's destinations, one for each entry that is the first of its rank, to the front. One lane.
   MOE_PROTOCOL void finishItem(std::byte* item, int64_t token) const {
     uint64_t firsts = 0;
-    int32_t count = 0, repeats = 0;
+    int32_t count = 0, own = -1, repeats = 0;
     const int32_t* ids = head<int32_t>(item, layout_.record.ids);
     const int32_t* indexes = head<int32_t>(item, layout_.record.indexes);
     MOE_ROLL for (int32_t k = 0; k < layout_.shape.topk; ++k) {
@@ -152,9 +158,10 @@ class SendJob {
       std::byte* to = destinations(item)[k];
       if (!to) continue;
       firsts |= uint64_t{1} << k;
+      if (reinterpret_cast<uintptr_t>(to) - reinterpret_cast<uintptr_t>(ownRecords_) < ownBytes_) own = count;
       destinations(item)[count++] = to;
     }
-    *reinterpret_cast<Item*>(item) = {token, count, 0};
+    *reinterpret_cast<Item*>(item) = {token, count, own};
     *head<RecordHead>(item, layout_.record.head) = {static_cast<int32_t>(token), repeats, firsts};
   }
   // The part of the head that lies at `offset` of a record.
@@ -170,21 +177,33 @@ class SendJob {
   };
   MOE_PROTOCOL Tokens tokensOf(uint32_t run) const {
     if (run == Claims<X>::kNone) return {0, 0};
-    int64_t chunk = spans_.first(span_), first = run * perRun_, rows = perRun_;
-    if (run & kShared) {
-      // Spans take turns, so that all end together.
-      auto spans = static_cast<uint32_t>(spans_.count);
-      uint32_t nth = run & ~kShared;
-      chunk = spans_.first(nth % spans) + spans_.own;
-      first = nth / spans * kSharedRows;
-      rows = kSharedRows;
-      if (spans_.own + first / kChunkTokens >= spans_.chunksIn(nth % spans)) return {0, 0};
-    }
+    if (run & kShared) return sharedTokens(run & ~kShared);
+    return tokensOf(spans_.first(span_), run * perRun_, perRun_);
+  }
+  // `rows` tokens from the first-th of a chunk on, as far as there are any.
+  MOE_PROTOCOL Tokens tokensOf(int64_t chunk, int64_t first, int64_t rows) const {
     first += chunk * kChunkTokens;
     return {first, static_cast<int32_t>(larger(0, smaller(rows, a_.numTokens - first)))};
   }
+
+  // The chunks that all blocks share come one after the other, so that receivers get something to do all the time;
+  // spans take turns. The first half is cut into long runs, the rest into short ones, so that all warps end at about
+  // the same time.
+  MOE_PROTOCOL uint32_t sharedChunks() const {
+    return static_cast<uint32_t>((spans_.each - spans_.own) * spans_.count);
+  }
+  MOE_PROTOCOL uint32_t longRuns() const { return sharedChunks() / 2 * kLongPerChunk; }
   MOE_PROTOCOL uint32_t sharedRuns() const {
-    return static_cast<uint32_t>((spans_.each - spans_.own) * (kChunkTokens / kSharedRows) * spans_.count);
+    return longRuns() + (sharedChunks() - sharedChunks() / 2) * kShortPerChunk;
+  }
+  MOE_PROTOCOL Tokens sharedTokens(uint32_t run) const {
+    bool isLong = run < longRuns();
+    uint32_t perChunk = isLong ? kLongPerChunk : kShortPerChunk;
+    if (!isLong) run += sharedChunks() / 2 * kShortPerChunk - longRuns();
+    uint32_t chunk = run / perChunk, spans = static_cast<uint32_t>(spans_.count), span = chunk % spans;
+    int64_t ofSpan = spans_.own + chunk / spans, rows = kChunkTokens / perChunk;
+    if (ofSpan >= spans_.chunksIn(span)) return {0, 0};
+    return tokensOf(spans_.first(span) + ofSpan, run % perChunk * rows, rows);
   }
 
   // The block's own rows have been taken: on to those of all, once they are routed. A block that starts before the last
@@ -204,7 +223,7 @@ class SendJob {
   }
 
   static constexpr uint32_t kShared = uint32_t{1} << 31;  // marks the numbers of runs that all blocks take
-  static constexpr int64_t kSharedRows = 2;               // short, so that warps end at about the same time
+  static constexpr uint32_t kLongPerChunk = kChunkTokens / kRunRows, kShortPerChunk = kChunkTokens / 2;
 
   const DispatchArgs& a_;
   const Layout& layout_;
@@ -214,6 +233,8 @@ class SendJob {
   Spans spans_;
   int64_t span_;
   int64_t warp_, warps_, perRun_;
+  const std::byte* ownRecords_;
+  uint64_t ownBytes_;  // of the records whose payloads stay with the caller
 };
 
 // The chunks of a dispatch, as signalWhenStored goes through them: those of all spans in turn.

@@ -52,10 +52,10 @@ __device__ inline void StagedRow::load(int64_t offset, const std::byte* from, in
 
 __device__ inline void StagedRow::store(std::byte* to, int64_t offset, int64_t bytes) {
   int64_t staged = smaller(bytes, composedOffset - offset);
-  if (!aligned(to, stage + offset, staged, 16)) {
+  if (staged > 0 && !aligned(to, stage + offset, staged, 16)) {
     copyBytes(to, stage + offset, staged, lane);
     ordinary = true;
-  } else if (lane == 0) {
+  } else if (staged > 0 && lane == 0) {
     ptx::bulkStore(to, stage + offset, static_cast<uint32_t>(staged));
   }
   // Records are aligned, and only records have a composed end.
@@ -109,7 +109,7 @@ __device__ bool CudaExec::streamStaged(const Job& job) {
         state = job.beginRun(*this, ahead, items(ahead), mine);
         if (state != RunState::kReady) break;
         // What lanes composed is read by the copy engine.
-        ptx::fenceProxyShared();
+        if (job.composedBytes() > 0) ptx::fenceProxyShared();
         __syncwarp();
       }
       // Late, so that the next run is known by now.
@@ -137,9 +137,16 @@ __device__ bool CudaExec::streamStaged(const Job& job) {
     // One group a row, empty for a row without stores, so that counting groups counts rows.
     if (lane() == 0) ptx::bulkCommit();
     ++next;
-    if (next % kRunRows == 0 && next > kRunRows) finishStreamed<kRunRows>(job, mine, next - 2 * kRunRows);
+    if (Job::kTells && next % kRunRows == 0 && next > kRunRows) {
+      finishStreamed<kRunRows>(job, mine, next - 2 * kRunRows);
+    }
   }
-  if (next > 0) finishStreamed<0>(job, mine, next - kRunRows);
+  if (Job::kTells && next > 0) {
+    finishStreamed<0>(job, mine, next - kRunRows);
+  } else if (lane() == 0) {
+    ptx::bulkWait<0>();
+  }
+  __syncwarp();
   return state == RunState::kEnd;
 }
 

@@ -17,6 +17,7 @@
 //   int64_t rowBytes()             end of the last piece of a row
 //
 // A stream job carries rows: gather -> compose -> n destinations.
+//   bool kTells                    false: finishedRun does nothing
 //   bool carries(item)             false: nothing to do for this row
 //   void gather(item, row)         row.load(offset, from, bytes) for each piece of the row that exists already
 //   int64_t composedBytes()        bytes of the row that beginRun has composed, in the item; 0: none. They come last in
