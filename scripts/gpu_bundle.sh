@@ -19,6 +19,8 @@ for program in moe_conformance gpu_hash_check moe_unit_tests moe_perf; do
   if [[ -x $build/bin/$program ]]; then take "$build/bin/$program" "$out/bin/$program"; fi
 done
 take "$build/lib/libmoecl.so.0" "$out/lib/libmoecl.so.0"
+# moe_unit_tests is linked with it.
+if [[ -e $build/lib/libsimnccl.so ]]; then take "$build/lib/libsimnccl.so" "$out/lib/libsimnccl.so"; fi
 for library in "$build"/mutants/*/libmoecl.so.0; do
   if [[ -e $library ]]; then take "$library" "$out/mutants/$(basename "$(dirname "$library")")/libmoecl.so.0"; fi
 done
