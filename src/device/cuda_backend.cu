@@ -91,7 +91,6 @@ class CudaBackend : public Backend {
     check(cudaEventCreateWithFlags(&last_, cudaEventDisableTiming), "cudaEventCreateWithFlags", device_);
     reports_ = static_cast<Reports*>(pinned(sizeof(Reports)));
     failed_ = reinterpret_cast<uint32_t*>(allocate(sizeof(uint32_t)));
-    launchIdly();
   }
 
   ~CudaBackend() override {
@@ -221,25 +220,6 @@ class CudaBackend : public Backend {
     check(cudaHostAlloc(&memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped), "cudaHostAlloc", device_);
     std::memset(memory, 0, bytes);
     return memory;
-  }
-
-  // Every kernel once, as after a failure, so that it does nothing. A first launch may wait for all that runs on the
-  // GPU, to give the kernel its local memory for instance; later that could be a kernel that waits for this very rank.
-  void launchIdly() {
-    std::byte* control = allocate(sizeof(Control));
-    check(cudaMemsetAsync(failed_, 1, sizeof(*failed_), own_), "cudaMemsetAsync", device_);
-    for (Kernel kernel : {Kernel::kDispatch, Kernel::kCount, Kernel::kCombine}) {
-      DispatchLaunch dispatch{};
-      CombineLaunch combine{};
-      dispatch.grid.failed = combine.grid.failed = failed_;
-      dispatch.op.common.workspace = combine.op.common.workspace = control;
-      void* arguments[] = {kernel == Kernel::kCombine ? static_cast<void*>(&combine) : &dispatch};
-      check(cudaLaunchKernel(kernelAddress(kernel), dim3(1), dim3(static_cast<unsigned>(32 * warpsOf(kernel))),
-                             arguments, static_cast<size_t>(sharedBytes_ - spare_), own_),
-            "cudaLaunchKernel", device_);
-    }
-    check(cudaMemsetAsync(failed_, 0, sizeof(*failed_), own_), "cudaMemsetAsync", device_);
-    check(cudaStreamSynchronize(own_), "cudaStreamSynchronize", device_);
   }
 
   // On a stream of the backend's own, so that neither other streams nor other ranks on this GPU are waited for.

@@ -177,33 +177,20 @@ class SendJob {
   };
   MOE_PROTOCOL Tokens tokensOf(uint32_t run) const {
     if (run == Claims<X>::kNone) return {0, 0};
-    if (run & kShared) return sharedTokens(run & ~kShared);
-    return tokensOf(spans_.first(span_), run * perRun_, perRun_);
-  }
-  // `rows` tokens from the first-th of a chunk on, as far as there are any.
-  MOE_PROTOCOL Tokens tokensOf(int64_t chunk, int64_t first, int64_t rows) const {
+    int64_t chunk = spans_.first(span_), first = run * perRun_, rows = perRun_;
+    if (run & kShared) {
+      // Chunk after chunk, so that receivers get something to do all the time; spans take turns.
+      auto spans = static_cast<uint32_t>(spans_.count), nth = (run & ~kShared) / kRunsPerChunk;
+      if (spans_.own + nth / spans >= spans_.chunksIn(nth % spans)) return {0, 0};
+      chunk = spans_.first(nth % spans) + spans_.own + nth / spans;
+      first = (run & ~kShared) % kRunsPerChunk * kSharedRows;
+      rows = kSharedRows;
+    }
     first += chunk * kChunkTokens;
     return {first, static_cast<int32_t>(larger(0, smaller(rows, a_.numTokens - first)))};
   }
-
-  // The chunks that all blocks share come one after the other, so that receivers get something to do all the time;
-  // spans take turns. The first half is cut into long runs, the rest into short ones, so that all warps end at about
-  // the same time.
-  MOE_PROTOCOL uint32_t sharedChunks() const {
-    return static_cast<uint32_t>((spans_.each - spans_.own) * spans_.count);
-  }
-  MOE_PROTOCOL uint32_t longRuns() const { return sharedChunks() / 2 * kLongPerChunk; }
   MOE_PROTOCOL uint32_t sharedRuns() const {
-    return longRuns() + (sharedChunks() - sharedChunks() / 2) * kShortPerChunk;
-  }
-  MOE_PROTOCOL Tokens sharedTokens(uint32_t run) const {
-    bool isLong = run < longRuns();
-    uint32_t perChunk = isLong ? kLongPerChunk : kShortPerChunk;
-    if (!isLong) run += sharedChunks() / 2 * kShortPerChunk - longRuns();
-    uint32_t chunk = run / perChunk, spans = static_cast<uint32_t>(spans_.count), span = chunk % spans;
-    int64_t ofSpan = spans_.own + chunk / spans, rows = kChunkTokens / perChunk;
-    if (ofSpan >= spans_.chunksIn(span)) return {0, 0};
-    return tokensOf(spans_.first(span) + ofSpan, run % perChunk * rows, rows);
+    return static_cast<uint32_t>((spans_.each - spans_.own) * spans_.count) * kRunsPerChunk;
   }
 
   // The block's own rows have been taken: on to those of all, once they are routed. A block that starts before the last
@@ -223,7 +210,8 @@ class SendJob {
   }
 
   static constexpr uint32_t kShared = uint32_t{1} << 31;  // marks the numbers of runs that all blocks take
-  static constexpr uint32_t kLongPerChunk = kChunkTokens / kRunRows, kShortPerChunk = kChunkTokens / 2;
+  static constexpr int64_t kSharedRows = 2;               // short, so that warps end at about the same time
+  static constexpr uint32_t kRunsPerChunk = kChunkTokens / kSharedRows;
 
   const DispatchArgs& a_;
   const Layout& layout_;
