@@ -31,7 +31,7 @@ class TokenJob {
         outputs_(a),
         ownFirst_(*handle_.sourceFirst(shape_.rank)),
         tokens_(static_cast<uint32_t>(a.common.handleHead()->numTokens)),
-        grain_(tokens_, int64_t{a.common.blocks} * x.reducers(), shape_.combineRowBytes, {kEvenRuns, true}),
+        grain_(tokens_, int64_t{a.common.blocks} * x.reducers(), shape_.combineRowBytes, {kEvenRuns, 1}),
         total_((tokens_ + static_cast<uint32_t>(grain_.rows) - 1) / static_cast<uint32_t>(grain_.rows) *
                static_cast<uint32_t>(grain_.slices)) {}
 
@@ -112,11 +112,12 @@ class TokenJob {
   uint32_t total_;  // runs
 };
 
-// Tells every source which dispatch this rank combines. One block.
+// Tells every source which dispatch this rank combines. All warps of one block: the last ones, while the first ones wait
+// for rows.
 template <class X>
 MOE_PROTOCOL void tellHeads(X& x, const CombineArgs& a, const Epoch& epoch) {
   const Layout& layout = a.common.layout;
-  MOE_ROLL for (int peer = x.thread(); peer < layout.shape.nranks; peer += x.threads()) {
+  MOE_ROLL for (int peer = x.threads() - 1 - x.thread(); peer < layout.shape.nranks; peer += x.threads()) {
     CombineWindow window(layout, a.common.windows[peer], epoch);
     int64_t dispatched = 0;
     int32_t chunks = 0;
@@ -129,38 +130,41 @@ MOE_PROTOCOL void tellHeads(X& x, const CombineArgs& a, const Epoch& epoch) {
   }
 }
 
-// Looks at the heads of all senders: a refusal, or a handle of another dispatch. The same for all threads.
-MOE_PROTOCOL Refusal checkHeads(const CombineArgs& a, const CombineWindow& window) {
-  const Shape& shape = a.common.layout.shape;
-  int64_t mine = a.common.handle ? static_cast<int64_t>(a.common.handleHead()->dispatchEpoch) : 0;
-  MOE_ROLL for (int sender = 0; sender < shape.nranks; ++sender) {
-    const CombineHead& head = *window.head(sender);
-    if (head.refusal != 0) return {head.refusal, sender, 0, 0};
-    if (a.common.handle && head.dispatchEpoch != mine) return {moeMismatch, sender, head.dispatchEpoch, mine};
-  }
+// Looks at the head of a sender: a refusal, or a handle of another dispatch than `mine`.
+MOE_PROTOCOL Refusal checkHead(const CombineArgs& a, const CombineWindow& window, int sender, int64_t mine) {
+  CombineHead head = *window.head(sender);
+  if (head.refusal != 0) return {head.refusal, sender, 0, 0};
+  if (a.common.handle && head.dispatchEpoch != mine) return {moeMismatch, sender, head.dispatchEpoch, mine};
   return {0, 0, 0, 0};
 }
 
-// The receiving half of a combine. All warps of the receiving blocks, and of those that have sent; false after a
-// failure.
+// Waits for the heads of all senders and looks at them. All threads of a block get the same; false after a failure.
 template <class X>
-MOE_PROTOCOL bool receiveCombine(X& x, const CombineArgs& a, const Epoch& epoch) {
+MOE_PROTOCOL bool awaitHeads(X& x, const CombineArgs& a, const Epoch& epoch, Refusal* refusal) {
   const Shape& shape = a.common.layout.shape;
   CombineWindow window(a.common.layout, a.common.window(), epoch);
-  bool ok = true;
+  int64_t mine = a.common.handle ? static_cast<int64_t>(a.common.handleHead()->dispatchEpoch) : 0;
+  bool ok = true, fine = true;
   MOE_ROLL for (int sender = x.thread(); ok && sender < shape.nranks; sender += x.threads()) {
     ok = x.wait(window.headSignal(sender), epoch, Awaited::kCombineHead, sender);
+    fine = fine && ok && checkHead(a, window, sender, mine).code == 0;
   }
+  *refusal = {0, 0, 0, 0};
+  if (x.barrier(fine)) return true;
   if (!x.barrier(ok)) return false;
-  Refusal refusal = checkHeads(a, window);
-  if (refusal.code == 0) {
-    if (x.warp() < x.reducers()) {
-      TokenJob<X> job(x, a, epoch);
-      ok = x.reduceRows(job);
-    }
-    return x.barrier(ok);
+  MOE_ROLL for (int sender = 0; refusal->code == 0 && sender < shape.nranks; ++sender) {
+    *refusal = checkHead(a, window, sender, mine);
   }
+  return true;
+}
+
+// A combine that somebody refused: nothing is added, but what was sent is waited for, so that the buffers stay in step.
+template <class X>
+MOE_PROTOCOL bool drainCombine(X& x, const CombineArgs& a, const Epoch& epoch, const Refusal& refusal) {
+  const Shape& shape = a.common.layout.shape;
+  CombineWindow window(a.common.layout, a.common.window(), epoch);
   if (x.block() == a.common.blocks - 1 && x.thread() == 0) tellOutcome(a.common, refusal);
+  bool ok = true;
   MOE_ROLL for (int sender = 0; ok && sender < shape.nranks; ++sender) {
     if (sender == shape.rank && !shape.expertLayout()) continue;  // sends itself nothing
     int64_t chunks = smaller(window.head(sender)->chunks, shape.chunks);
@@ -168,6 +172,20 @@ MOE_PROTOCOL bool receiveCombine(X& x, const CombineArgs& a, const Epoch& epoch)
       ok = x.wait(window.chunkSignal(sender, chunk), epoch, Awaited::kCombineRows, sender);
     }
   }
+  return x.barrier(ok);
+}
+
+// The receiving half of a combine. All warps of the receiving blocks, and of those that have sent; false after a
+// failure.
+template <class X>
+MOE_PROTOCOL bool receiveCombine(X& x, const CombineArgs& a, const Epoch& epoch) {
+  Refusal refusal;
+  if (!a.common.handle) return awaitHeads(x, a, epoch, &refusal) && drainCombine(x, a, epoch, refusal);
+  TokenJob<X> job(x, a, epoch);  // before the wait: it loads
+  if (!awaitHeads(x, a, epoch, &refusal)) return false;
+  if (refusal.code != 0) return drainCombine(x, a, epoch, refusal);
+  bool ok = true;
+  if (x.warp() < x.reducers()) ok = x.reduceRows(job);
   return x.barrier(ok);
 }
 
@@ -182,18 +200,20 @@ MOE_PROTOCOL void countReturned(const CombineArgs& a) {
   }
 }
 
-// What one combine leaves behind. One thread, after all blocks: everybody waits for it.
+// What one combine leaves behind. All threads of the last block: everybody waits for it.
 template <class X>
 MOE_PROTOCOL void finishCombine(X& x, const CombineArgs& a, const Epoch& epoch) {
   const Layout& layout = a.common.layout;
+  MOE_ROLL for (int peer = x.thread(); peer < layout.shape.nranks; peer += x.threads()) {
+    x.signal(consumedCombine(layout, a.common.windows[peer], layout.shape.rank), epoch);
+  }
+  if (x.thread() != 0) return;
   Control* control = a.common.control();
   HandleHead* head = a.common.handle ? a.common.handleHead() : nullptr;
   // Loaded together.
   uint64_t released = control->releasedDispatch, dispatched = head ? head->dispatchEpoch : 0;
   bool views = head && head->views;
   control->combineEpoch = epoch;
-  x.signalMany(layout.shape.nranks, epoch,
-               [&](int peer) { return consumedCombine(layout, a.common.windows[peer], layout.shape.rank); });
   if (views && dispatched > released) finishReading(x, a.common, dispatched);
   if (head) head->views = 0;
 }
@@ -239,14 +259,13 @@ MOE_PROTOCOL bool directCombine(X& x, const CombineArgs& a) {
   // A block that has sent may help, but not in place of the one that signals: the peers wait for that.
   if (!receives) receives = x.barrier(x.thread() != 0 || x.started(&control->ticket, a.common.signalBlock));
   if (!leftOut && receives && !receiveCombine(x, a, epoch)) return false;
-  if (x.lastBlock(&control->finishedBlocks, a.common.blocks) && x.thread() == 0) {
-    resetCounters(x, control);
-    if (leftOut) {
-      const HandleHead& head = *a.common.handleHead();
-      tellOutcome(a.common, {static_cast<int32_t>(head.refusal), static_cast<int32_t>(head.refusedBy), 0, 0});
-    } else {
-      finishCombine(x, a, epoch);
-    }
+  if (!x.lastBlock(&control->finishedBlocks, a.common.blocks)) return true;
+  if (!leftOut) finishCombine(x, a, epoch);
+  if (x.thread() != 0) return true;
+  resetCounters(x, control);
+  if (leftOut) {
+    const HandleHead& head = *a.common.handleHead();
+    tellOutcome(a.common, {static_cast<int32_t>(head.refusal), static_cast<int32_t>(head.refusedBy), 0, 0});
   }
   return true;
 }

@@ -57,7 +57,7 @@ template <class X>
 class PartialRows {
  public:
   // `warps` share the rows.
-  MOE_PROTOCOL PartialRows(const CombineArgs& a, const Epoch& epoch, int64_t warps, int32_t evenRuns)
+  MOE_PROTOCOL PartialRows(const CombineArgs& a, const Epoch& epoch, int64_t warps, Cut cut)
       : a_(a),
         layout_(a.common.layout),
         shape_(layout_.shape),
@@ -71,7 +71,7 @@ class PartialRows {
       all += rows;
       most = larger(most, rows);
     }
-    grain_ = Grain(all, warps, shape_.combineRowBytes, {evenRuns, true});
+    grain_ = Grain(all, warps, shape_.combineRowBytes, cut);
     rowBytes_ = static_cast<int32_t>(shape_.combineRowBytes / grain_.slices);
     count_ = static_cast<uint32_t>(ceilDiv(most, grain_.rows) * grain_.slices) * sources_.count();
   }
@@ -160,13 +160,14 @@ class PartialRows {
   }
 
   PartialSources sources_;
-  Grain grain_{0, 1, 0, {1, false}};
+  Grain grain_{0, 1, 0, {1, 0}};
   int32_t rowBytes_ = 0;
   uint32_t count_ = 0;  // runs
 };
 
-// Every warp gets several runs, so that all end at about the same time.
-constexpr int32_t kEvenRuns = 4;
+// Every warp gets several runs, so that all end at about the same time; and where rows of many experts are added, which
+// takes a warp long, slices rather than rows.
+constexpr int32_t kEvenRuns = 4, kSumSlices = 4;
 
 // Expert layouts: the rows of a token's local experts are added, as a reduce job.
 template <class X>
@@ -186,7 +187,7 @@ class SumJob : public PartialRows<X> {
   };
 
   MOE_PROTOCOL SumJob(const X& x, const CombineArgs& a, const Epoch& epoch)
-      : PartialRows<X>(a, epoch, int64_t{a.common.sendBlocks} * x.reducers(), kEvenRuns) {}
+      : PartialRows<X>(a, epoch, int64_t{a.common.sendBlocks} * x.reducers(), {kEvenRuns, kSumSlices}) {}
 
   MOE_PROTOCOL int64_t itemBytes() const { return ReduceItem::bytes(this->shape_.topk); }
   MOE_PROTOCOL int64_t mostSources() const { return this->shape_.topk; }
@@ -249,7 +250,7 @@ class CopyJob : public PartialRows<X> {
   };
 
   MOE_PROTOCOL CopyJob(const X& x, const CombineArgs& a, const Epoch& epoch)
-      : PartialRows<X>(a, epoch, int64_t{a.common.sendBlocks} * x.streamers(), kEvenCopies), outputs_(a) {}
+      : PartialRows<X>(a, epoch, int64_t{a.common.sendBlocks} * x.streamers(), {kEvenCopies, 1}), outputs_(a) {}
 
   MOE_PROTOCOL int64_t itemBytes() const { return sizeof(Item); }
 

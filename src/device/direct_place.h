@@ -24,7 +24,7 @@ class PlaceJob {
         arrivals_(arrivals),
         ownInput_(placesOwnInput(a)),
         notes_(a, arrivals),
-        perRun_(Grain(allRows(), int64_t{a.common.receiveBlocks} * x.streamers(), 0, {kEvenRuns, false}).rows),
+        perRun_(Grain(allRows(), int64_t{a.common.receiveBlocks} * x.streamers(), 0, {kEvenRuns, 0}).rows),
         runs_(shape_, arrivals.mostOrders(), perRun_) {}
 
   MOE_PROTOCOL int64_t rowBytes() const {

@@ -41,7 +41,7 @@ class SendJob {
         span_(x.block() % spans_.count),
         warp_(x.block() / spans_.count * x.streamers() + x.warp()),
         warps_(((a.common.sendBlocks - 1 - span_) / spans_.count + 1) * x.streamers()),
-        perRun_(Grain(spans_.tokensIn(span_, a.numTokens), warps_, 0, {1, false}).rows),
+        perRun_(Grain(spans_.tokensIn(span_, a.numTokens), warps_, 0, {1, 0}).rows),
         ownRecords_(DispatchWindow(layout_, a.common.window(), epoch).record(layout_.shape.rank, 0)),
         ownBytes_(placesOwnInput(a) ? static_cast<uint64_t>(layout_.shape.maxTokens * layout_.record.stride) : 0) {}
 

@@ -53,10 +53,10 @@ struct RunItems {
   }
 };
 
-// How rows may be cut into runs: so that every warp gets `runs` of them if possible, and whether rows may be sliced.
+// How rows may be cut into runs: so that every warp gets `runs` of them if possible, and rows into slices while no warp
+// gets more than `slices`.
 struct Cut {
-  int32_t runs;
-  bool maySlice;
+  int32_t runs, slices;
 };
 
 // A run of one operation, cut so that `warps` warps share `wanted` rows evenly: so many contiguous rows, or one slice
@@ -66,7 +66,7 @@ struct Grain {
 
   MOE_HD Grain(int64_t wanted, int64_t warps, int64_t rowBytes, Cut cut) : rows(kRunRows), slices(1) {
     while (rows > 1 && wanted < rows * warps * cut.runs) rows /= 2;
-    while (cut.maySlice && rows == 1 && slices < kRowParts && wanted * slices * 2 <= warps &&
+    while (rows == 1 && slices < kRowParts && wanted * slices * 2 <= warps * cut.slices &&
            rowBytes % (kSliceBytes * slices * 2) == 0) {
       slices *= 2;
     }

@@ -82,5 +82,17 @@ TEST(Claims, ClaimsAfterTurns) {
   EXPECT_EQ(counter, 8u);
 }
 
+TEST(Grain, RowsAreSlicedWhileNoWarpGetsTooMany) {
+  constexpr int64_t kWarps = 8, kRowBytes = 512 * 8;
+  auto slices = [](int64_t rows, int32_t most) { return Grain(rows, kWarps, kRowBytes, {4, most}).slices; };
+  EXPECT_EQ(slices(4, 1), 2);
+  EXPECT_EQ(slices(5, 1), 1);
+  EXPECT_EQ(slices(16, 4), 2);
+  EXPECT_EQ(slices(17, 4), 1);
+  EXPECT_EQ(slices(1, 4), kRowParts);
+  EXPECT_EQ(Grain(1, kWarps, 512 * 3, {4, 4}).slices, 1) << "slices are multiples of 512 bytes";
+  EXPECT_EQ(Grain(4 * kWarps * kRunRows, kWarps, kRowBytes, {4, 4}).rows, kRunRows);
+}
+
 }  // namespace
 }  // namespace moe
