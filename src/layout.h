@@ -164,7 +164,7 @@ struct WindowLayout {
 struct Control {
   uint64_t dispatchEpoch;     // dispatches sent
   uint64_t combineEpoch;      // combines completed
-  uint64_t releasedDispatch;  // the consumed epoch last told to the peers
+  uint64_t releasedDispatch;  // dispatches up to this one have been read; the next operation tells the peers
   uint64_t readDispatch[8];   // per buffer: the last epoch that was read completely
   uint32_t finishedBlocks;
   uint32_t ticket;

@@ -112,6 +112,10 @@ class TokenJob {
   uint32_t total_;  // runs
 };
 
+MOE_PROTOCOL Consumed consumedBefore(const CombineArgs& a) {
+  return {a.common.control()->releasedDispatch, a.common.control()->combineEpoch};
+}
+
 // Tells every source which dispatch this rank combines. All warps of one block: the last ones, while the first ones wait
 // for rows.
 template <class X>
@@ -200,21 +204,15 @@ MOE_PROTOCOL void countReturned(const CombineArgs& a) {
   }
 }
 
-// What one combine leaves behind. All threads of the last block: everybody waits for it.
-template <class X>
-MOE_PROTOCOL void finishCombine(X& x, const CombineArgs& a, const Epoch& epoch) {
-  const Layout& layout = a.common.layout;
-  MOE_ROLL for (int peer = x.thread(); peer < layout.shape.nranks; peer += x.threads()) {
-    x.signal(consumedCombine(layout, a.common.windows[peer], layout.shape.rank), epoch);
-  }
-  if (x.thread() != 0) return;
+// What one combine leaves behind. One thread, after all blocks: everybody waits for it.
+MOE_PROTOCOL void finishCombine(const CombineArgs& a, const Epoch& epoch) {
   Control* control = a.common.control();
   HandleHead* head = a.common.handle ? a.common.handleHead() : nullptr;
   // Loaded together.
   uint64_t released = control->releasedDispatch, dispatched = head ? head->dispatchEpoch : 0;
   bool views = head && head->views;
   control->combineEpoch = epoch;
-  if (views && dispatched > released) finishReading(x, a.common, dispatched);
+  if (views && dispatched > released) finishReading(a.common, dispatched);
   if (head) head->views = 0;
 }
 
@@ -233,7 +231,8 @@ MOE_PROTOCOL bool sendPartialRows(X& x, const CombineArgs& a, const Epoch& epoch
 // Tells every source which dispatch is combined, and what has been sent to it. All warps of one block.
 template <class X>
 MOE_PROTOCOL bool signalPartialRows(X& x, const CombineArgs& a, const Epoch& epoch) {
-  if (!x.barrier(peersConsumed(x, a.common, epoch, consumedCombine))) return false;
+  tellConsumed(x, a.common, consumedBefore(a), x.threads() - 1 - x.thread(), x.threads());
+  if (!x.barrier(peersConsumed(x, a.common, epoch, consumedCombine, consumedBefore(a)))) return false;
   tellHeads(x, a, epoch);
   return !a.common.handle || signalWhenStored(x, a.common.layout.shape.rank, PartialChunks(a, epoch));
 }
@@ -247,7 +246,7 @@ MOE_PROTOCOL bool directCombine(X& x, const CombineArgs& a) {
   bool leftOut = a.common.handle && a.common.handleHead()->refusal != 0;
   bool ok = true;
   if (!leftOut && x.block() < a.common.sendBlocks) {
-    ok = x.barrier(peersConsumed(x, a.common, epoch, consumedCombine));
+    ok = x.barrier(peersConsumed(x, a.common, epoch, consumedCombine, consumedBefore(a)));
     if (ok && a.common.handle) ok = sendPartialRows(x, a, epoch);
   }
   if (!x.barrier(ok)) return false;
@@ -259,13 +258,14 @@ MOE_PROTOCOL bool directCombine(X& x, const CombineArgs& a) {
   // A block that has sent may help, but not in place of the one that signals: the peers wait for that.
   if (!receives) receives = x.barrier(x.thread() != 0 || x.started(&control->ticket, a.common.signalBlock));
   if (!leftOut && receives && !receiveCombine(x, a, epoch)) return false;
-  if (!x.lastBlock(&control->finishedBlocks, a.common.blocks)) return true;
-  if (!leftOut) finishCombine(x, a, epoch);
-  if (x.thread() != 0) return true;
-  resetCounters(x, control);
-  if (leftOut) {
-    const HandleHead& head = *a.common.handleHead();
-    tellOutcome(a.common, {static_cast<int32_t>(head.refusal), static_cast<int32_t>(head.refusedBy), 0, 0});
+  if (x.lastBlock(&control->finishedBlocks, a.common.blocks) && x.thread() == 0) {
+    resetCounters(x, control);
+    if (leftOut) {
+      const HandleHead& head = *a.common.handleHead();
+      tellOutcome(a.common, {static_cast<int32_t>(head.refusal), static_cast<int32_t>(head.refusedBy), 0, 0});
+    } else {
+      finishCombine(a, epoch);
+    }
   }
   return true;
 }

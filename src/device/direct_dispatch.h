@@ -178,12 +178,13 @@ MOE_PROTOCOL void finishDispatch(X& x, const DispatchArgs& a, const Epoch& epoch
   if (x.thread() != 0) return;
   if (a.phases & kPhaseSend) {
     a.common.control()->dispatchEpoch = epoch;
+    a.common.control()->releasedDispatch = consumedBefore(a, epoch).dispatches;
     if (a.common.handle) {
       a.common.handleHead()->dispatchEpoch = epoch;
       a.common.handleHead()->numTokens = a.numTokens;
     }
   }
-  if (a.phases & kPhaseReceive && (!a.views || refused)) finishReading(x, a.common, epoch);
+  if (a.phases & kPhaseReceive && (!a.views || refused)) finishReading(a.common, epoch);
 }
 
 // A dispatch, or half of one, on every warp of the grid. False after a failure, which the Exec has recorded.
@@ -195,7 +196,10 @@ MOE_PROTOCOL bool directDispatch(X& x, const DispatchArgs& a) {
   bool ok = true, signals = a.phases & kPhaseSend && x.block() == a.common.signalBlock;
   if (a.phases & kPhaseSend && x.block() < a.common.sendBlocks) ok = sendDispatch(x, a, epoch);
   if (!x.barrier(ok)) return false;
-  if (signals) ok = signalWhenStored(x, a.common.layout.shape.rank, DispatchedChunks(a, epoch));
+  if (signals) {
+    tellConsumed(x, a.common, consumedBefore(a, epoch), x.threads() - 1 - x.thread(), x.threads());
+    ok = signalWhenStored(x, a.common.layout.shape.rank, DispatchedChunks(a, epoch));
+  }
   if (!x.barrier(ok)) return false;
   if (signals && x.thread() == 0) countSent(a);
   if (a.phases & kPhaseReceive && x.block() >= a.common.blocks - a.common.receiveBlocks) {

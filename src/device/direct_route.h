@@ -36,6 +36,15 @@ struct Spans {
   }
 };
 
+// What has been read before dispatch `epoch`. Views that have been out for `buffers` epochs end here: the stream has
+// passed their readers.
+MOE_PROTOCOL Consumed consumedBefore(const DispatchArgs& a, uint64_t epoch) {
+  const Control* control = a.common.control();
+  auto buffers = static_cast<uint64_t>(a.common.layout.shape.buffers);
+  uint64_t ended = epoch > buffers ? epoch - buffers : 0, released = control->releasedDispatch;
+  return {released > ended ? released : ended, control->combineEpoch};
+}
+
 // The routing of one block's span. All warps of the block call run().
 template <class X>
 class Router {
@@ -101,7 +110,7 @@ class Router {
     MOE_ROLL for (int64_t block = x_.thread(); ok && block < block_; block += x_.threads()) {
       ok = x_.wait(work_.spanCounted(block), epoch_, Awaited::kHistogram, shape_.rank);
     }
-    ok = ok && peersConsumed(x_, a_.common, epoch_, consumedDispatch);
+    ok = ok && peersConsumed(x_, a_.common, epoch_, consumedDispatch, consumedBefore(a_, epoch_));
     return x_.barrier(ok);
   }
 

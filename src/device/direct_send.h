@@ -258,11 +258,6 @@ class DispatchedChunks {
 // The sending half of a dispatch. All warps of blocks 0 .. sendBlocks-1; false after a failure.
 template <class X>
 MOE_PROTOCOL bool sendDispatch(X& x, const DispatchArgs& a, const Epoch& epoch) {
-  auto buffers = static_cast<uint64_t>(a.common.layout.shape.buffers);
-  // Views that have been out for `buffers` epochs end here: the stream has passed their readers.
-  if (x.block() == 0 && x.thread() == 0 && epoch > buffers && a.common.control()->releasedDispatch < epoch - buffers) {
-    releaseDispatch(x, a.common, epoch - buffers);
-  }
   if (!Router<X>(x, a, epoch).run()) return false;
   if (x.warp() >= x.streamers()) return true;
   SendJob<X> job(x, a, epoch);

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // When a buffer may be written again: a receiver tells each source up to which epoch it has read, and a sender writes
 // epoch e only once everybody has read e - buffers.
+//
+// What an operation has read is told at the start of the next one: told at its own end, a fence would hold up whoever
+// waits for the operation, for 3 us on H200s. So a sender may have to wait until its peers have called what comes after
+// the reading, at the latest the very operation that it is in.
 #pragma once
 
 #include "device/window_view.h"
@@ -10,10 +14,28 @@ namespace moe {
 // Where in `window` rank `reader` says what it has read; consumedDispatch or consumedCombine.
 using ConsumedWord = uint64_t* (*)(const Layout& layout, std::byte* window, int reader);
 
-// Waits until every peer has read what this rank sent `buffers` epochs ago. All warps of the block share the peers:
-// true of a thread says nothing of the others' peers.
+// What this rank has read of what its peers sent, before it sends.
+struct Consumed {
+  uint64_t dispatches, combines;
+};
+
+// Tells every peer what has been read. `threads` share the peers, of which this is number `thread`.
 template <class X>
-MOE_PROTOCOL bool peersConsumed(X& x, const CommonArgs& common, uint64_t epoch, ConsumedWord word) {
+MOE_PROTOCOL void tellConsumed(X& x, const CommonArgs& common, const Consumed& consumed, int thread, int threads) {
+  const Layout& layout = common.layout;
+  MOE_ROLL for (int peer = thread; peer < layout.shape.nranks; peer += threads) {
+    std::byte* window = common.windows[peer];
+    x.signal(consumedDispatch(layout, window, layout.shape.rank), consumed.dispatches);
+    x.signal(consumedCombine(layout, window, layout.shape.rank), consumed.combines);
+  }
+}
+
+// Waits until every peer has read what this rank sent `buffers` epochs ago. All warps of the block share the peers:
+// true of a thread says nothing of the others' peers. The block that signals tells `consumed` meanwhile; but it may need
+// the SM that a block waits on, so that the first block tells it, too, before it waits.
+template <class X>
+MOE_PROTOCOL bool peersConsumed(X& x, const CommonArgs& common, uint64_t epoch, ConsumedWord word,
+                                const Consumed& consumed) {
   const Shape& shape = common.layout.shape;
   auto buffers = static_cast<uint64_t>(shape.buffers);
 #ifdef MOE_MUTANT_UNREAD_OVERWRITE
@@ -21,7 +43,10 @@ MOE_PROTOCOL bool peersConsumed(X& x, const CommonArgs& common, uint64_t epoch, 
 #endif
   bool ok = true;
   MOE_ROLL for (int peer = x.thread(); ok && epoch > buffers && peer < shape.nranks; peer += x.threads()) {
-    ok = x.wait(word(common.layout, common.window(), peer), epoch - buffers, Awaited::kConsumed, peer);
+    const uint64_t* read = word(common.layout, common.window(), peer);
+    if (x.has(read, epoch - buffers)) continue;
+    if (x.block() == 0) tellConsumed(x, common, consumed, 0, 1);
+    ok = x.wait(read, epoch - buffers, Awaited::kConsumed, peer);
   }
   return ok;
 }
@@ -41,25 +66,15 @@ MOE_PROTOCOL void resetCounters(X& x, Control* control) {
   x.reset(&control->receivedClaims);
 }
 
-// Tells every peer that what it dispatched up to `epoch` has been read. One thread.
-template <class X>
-MOE_PROTOCOL void releaseDispatch(X& x, const CommonArgs& common, uint64_t epoch) {
-  const Shape& shape = common.layout.shape;
-  common.control()->releasedDispatch = epoch;
-  x.signalMany(shape.nranks, epoch,
-               [&](int peer) { return consumedDispatch(common.layout, common.windows[peer], shape.rank); });
-}
-
-// Notes that dispatch `epoch` has been read, and releases what can be released: epochs go in order, and views hold
-// theirs back. One thread.
-template <class X>
-MOE_PROTOCOL void finishReading(X& x, const CommonArgs& common, uint64_t epoch) {
+// Notes that dispatch `epoch` has been read, and what can be released now: epochs go in order, and views hold theirs
+// back. One thread.
+MOE_PROTOCOL void finishReading(const CommonArgs& common, uint64_t epoch) {
   Control* control = common.control();
   auto buffers = static_cast<uint64_t>(common.layout.shape.buffers);
   control->readDispatch[epoch % buffers] = epoch;
   uint64_t released = control->releasedDispatch;
   while (control->readDispatch[(released + 1) % buffers] == released + 1) ++released;
-  if (released > control->releasedDispatch) releaseDispatch(x, common, released);
+  control->releasedDispatch = released;
 }
 
 }  // namespace moe

@@ -60,6 +60,7 @@ class CudaExec {
   __device__ int thread() const { return static_cast<int>(threadIdx.x); }
   __device__ int threads() const { return static_cast<int>(blockDim.x); }
 
+  __device__ bool has(const uint64_t* word, uint64_t value) const;
   __device__ bool wait(const uint64_t* word, uint64_t expected, Awaited awaited, int peer);
   __device__ bool waitAny(const uint64_t* word, uint64_t expected, Awaited awaited, int peer, bool* came);
   __device__ void signal(uint64_t* word, uint64_t value) { ptx::storeReleaseSys(word, value); }

@@ -125,12 +125,17 @@ __device__ __noinline__ inline bool pollUntilAny(const CudaGrid& grid, const uin
   }
 }
 
+__device__ inline bool CudaExec::has(const uint64_t* word, uint64_t value) const {
+  if (ptx::loadAcquireSys(word) < value) return false;
+  // What the word announces may be read or written by the copy engine next.
+  ptx::fenceProxyGlobal();
+  return true;
+}
+
 __device__ inline bool CudaExec::wait(const uint64_t* word, uint64_t expected, Awaited awaited, int peer) {
-  while (ptx::loadAcquireSys(word) < expected) {
+  while (!has(word, expected)) {
     if (!pollUntil(grid_, word, expected, awaited, peer)) return false;
   }
-  // What the word announces may be read by the copy engine next.
-  ptx::fenceProxyGlobal();
   return true;
 }
 

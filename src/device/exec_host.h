@@ -80,6 +80,10 @@ class HostExec {
   int thread() const { return warp_; }  // within the block
   int threads() const { return grid_.warps; }
 
+  // Whether *word >= value already, so that wait() would not wait.
+  bool has(const uint64_t* word, uint64_t value) const {
+    return std::atomic_ref<uint64_t>(*const_cast<uint64_t*>(word)).load(std::memory_order_acquire) >= value;
+  }
   // Waits until *word >= expected; data that its writer wrote before may then be read. False after a failure, which is
   // recorded. `peer` is the rank whose doing is awaited.
   bool wait(const uint64_t* word, uint64_t expected, Awaited awaited, int peer);
