@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The direct path, receiving half of dispatch: what the counts say, and where everything goes.
-//
-// Every receiving block works out the places for itself, so that no block waits for another.
+// The direct path, receiving half of dispatch: what the counts say, and when the rows of a chunk are there.
 #pragma once
 
 #include "device/direct_route.h"
+#include "device/places.h"
 #include "device/window_view.h"
 
 namespace moe {
-
-constexpr int64_t kUnbounded = INT64_MAX;
 
 // The orders that name chunks of a source, and some that name none.
 MOE_PROTOCOL int32_t ordersOf(const SourceInfo& info) { return (info.chunks + info.span - 1) / info.span * info.span; }
@@ -23,27 +20,17 @@ MOE_PROTOCOL int32_t orderedChunk(const SourceInfo& info, int32_t order) {
 
 // What one block knows about a dispatch that comes in.
 template <class X>
-class Arrivals {
+class Arrivals : public Places<X> {
  public:
   MOE_PROTOCOL Arrivals(X& x, const DispatchArgs& a, const Epoch& epoch)
-      : x_(x),
-        a_(a),
-        layout_(a.common.layout),
-        shape_(layout_.shape),
-        window_(layout_, a.common.window(), epoch),
-        epoch_(epoch),
-        local_(shape_.localExperts()) {
-    std::byte* memory = x.blockTable(layout_.workspace.placeStride);
-    if (!memory) memory = Workspace(a.common).places(x.block());
-    bases_ = reinterpret_cast<int64_t*>(memory + layout_.workspace.bases);
-    offsets_ = reinterpret_cast<int64_t*>(memory + layout_.workspace.offsets);
-    sources_ = reinterpret_cast<SourceInfo*>(memory + layout_.workspace.sources);
-  }
+      : Places<X>(
+            x, a,
+            reinterpret_cast<std::byte*>(DispatchWindow(a.common.layout, a.common.window(), epoch).expertCounts(0)),
+            a.common.layout.window.countStride),
+        window_(a.common.layout, a.common.window(), epoch),
+        epoch_(epoch) {}
 
   MOE_PROTOCOL const DispatchWindow& window() const { return window_; }
-  MOE_PROTOCOL int32_t local() const { return local_; }
-  MOE_PROTOCOL const SourceInfo& source(int source) const { return sources_[source]; }
-  MOE_PROTOCOL const int64_t* offsets() const { return offsets_; }
 
   // Waits for all counts. All warps of the block.
   MOE_PROTOCOL bool waitForCounts() {
@@ -52,31 +39,6 @@ class Arrivals {
       ok = x_.wait(window_.countSignal(source), epoch_, Awaited::kCounts, source) && takeCounts(source);
     }
     return x_.barrier(ok);
-  }
-
-  // The first rank that refused its part of the dispatch, or -1. After waitForCounts.
-  MOE_PROTOCOL int refusedBy() const {
-    MOE_ROLL for (int source = 0; source < shape_.nranks; ++source) {
-      if (sources_[source].refusal != 0) return source;
-    }
-    return -1;
-  }
-
-  // Works out where each source's rows, or each source's rows of each expert, begin. All warps of the block.
-  MOE_PROTOCOL bool findPlaces() {
-    if (!shape_.expertLayout()) {
-      if (x_.warp() == 0) startSources();
-      return x_.barrier(true);
-    }
-    if (!x_.barrier(sumExperts())) return false;
-    if (x_.warp() == 0) startExperts();
-    x_.barrier(true);
-    MOE_ROLL for (int32_t expert = x_.thread(); expert < local_; expert += x_.threads()) {
-      MOE_ROLL for (int source = 0; source < shape_.nranks; ++source) {
-        bases_[source * local_ + expert] += offsets_[expert];
-      }
-    }
-    return x_.barrier(true);
   }
 
   // How far orders must go for orderedChunk to name all chunks of every source.
@@ -107,56 +69,11 @@ class Arrivals {
     return false;
   }
 
-  // Rank layout: output row of a source's slot.
-  MOE_PROTOCOL int64_t sourceRow(int source, int64_t slot) const { return bases_[source] + slot; }
-  // Expert layouts: output row of a source's index-th row for a local expert, or -1 if the output does not hold it.
-  MOE_PROTOCOL int64_t expertRow(int source, int32_t expert, int32_t index) const {
-    int64_t row = bases_[source * local_ + expert] + index;
-    return row < endOfRoom(expert) ? row : -1;
-  }
-  // Rows for a local expert that have arrived, and that the output holds.
-  MOE_PROTOCOL int64_t arrived(int32_t expert) const {
-    int last = shape_.nranks - 1;
-    return bases_[last * local_ + expert] + window_.expertCounts(last)[expert] - offsets_[expert];
-  }
-  MOE_PROTOCOL int64_t delivered(int32_t expert) const {
-    return larger(0, smaller(arrived(expert), endOfRoom(expert) - offsets_[expert]));
-  }
-  MOE_PROTOCOL int64_t deliveredFrom(int source) const {
-    int64_t rows = sources_[source].rows;
-    return a_.views ? rows : larger(0, smaller(rows, a_.capacity - bases_[source]));
-  }
-
-  // All lanes of one warp.
-  MOE_PROTOCOL moeSizes_t sizes() const {
-    moeSizes_t sizes{0, 0, 0, 0};
-    MOE_ROLL for (int from = 0; from < shape_.nranks; from += x_.lanes()) {
-      int source = from + x_.lane();
-      sizes.copies += x_.scan(source < shape_.nranks ? sources_[source].rows : 0).total;
-    }
-    if (!shape_.expertLayout()) {
-      sizes.requiredRows = sizes.copies;
-      sizes.rows = a_.views ? sizes.copies : smaller(sizes.copies, a_.capacity);
-      sizes.overflow = !a_.views && sizes.requiredRows > a_.capacity ? 1 : 0;
-      return sizes;
-    }
-    int32_t most = 0;
-    bool allThere = true;
-    MOE_ROLL for (int32_t from = 0; from < local_; from += x_.lanes()) {
-      int32_t expert = from + x_.lane();
-      int64_t came = expert < local_ ? arrived(expert) : 0;
-      int64_t held = expert < local_ ? delivered(expert) : 0;
-      most = came > most ? static_cast<int32_t>(came) : most;
-      allThere = allThere && held == came;
-      sizes.rows += x_.scan(static_cast<int32_t>(held)).total;
-    }
-    sizes.requiredRows = shape_.layout == moeLayoutExpertPadded ? x_.warpMax(most) : offsets_[local_];
-    // The gap after the last expert may reach past an output that holds every row.
-    sizes.overflow = x_.warpAll(allThere) ? 0 : 1;
-    return sizes;
-  }
-
  private:
+  using Places<X>::x_;
+  using Places<X>::shape_;
+  using Places<X>::sources_;
+
   MOE_PROTOCOL bool takeCounts(int source) {
     const CountBlock& block = *window_.counts(source);
     bool ok = block.tokens >= 0 && block.tokens <= shape_.maxTokens && block.rows >= 0 && block.rows <= block.tokens &&
@@ -171,68 +88,8 @@ class Arrivals {
     return true;
   }
 
-  // The row behind the last one that the output has for a local expert.
-  MOE_PROTOCOL int64_t endOfRoom(int32_t expert) const {
-    if (shape_.layout != moeLayoutExpertPadded) return a_.capacity;
-    return a_.capacity == kUnbounded ? kUnbounded : expert * shape_.capacity + a_.capacity;
-  }
-
-  // A thread takes an expert: sums over the sources, and leaves the total in offsets_.
-  MOE_PROTOCOL bool sumExperts() {
-    bool ok = true;
-    MOE_ROLL for (int32_t expert = x_.thread(); expert < local_; expert += x_.threads()) {
-      int64_t sum = 0;
-      MOE_ROLL for (int source = 0; source < shape_.nranks; ++source) {
-        int32_t count = window_.expertCounts(source)[expert];
-        if (count < 0 || count > sources_[source].rows) {
-          x_.fail(moeInternalError, Awaited::kValidCounts, source, static_cast<uint64_t>(sources_[source].rows),
-                  static_cast<uint64_t>(count));
-          ok = false;
-        }
-        bases_[source * local_ + expert] = sum;
-        sum += count;
-      }
-      offsets_[expert] = sum;
-    }
-    return ok;
-  }
-
-  // All lanes of one warp.
-  MOE_PROTOCOL void startExperts() {
-    bool padded = shape_.layout == moeLayoutExpertPadded;
-    int64_t next = 0;
-    MOE_ROLL for (int32_t from = 0; from < local_; from += x_.lanes()) {
-      int32_t expert = from + x_.lane();
-      int64_t room = 0;
-      if (expert < local_) room = padded ? shape_.capacity : roundUp(offsets_[expert], shape_.expertAlign);
-      auto scanned = x_.scan(static_cast<int32_t>(room));
-      if (expert < local_) offsets_[expert] = next + scanned.before;
-      next += scanned.total;
-    }
-    if (x_.lane() == 0) offsets_[local_] = next;
-  }
-
-  // All lanes of one warp.
-  MOE_PROTOCOL void startSources() {
-    int64_t next = 0;
-    MOE_ROLL for (int from = 0; from < shape_.nranks; from += x_.lanes()) {
-      int source = from + x_.lane();
-      auto scanned = x_.scan(source < shape_.nranks ? sources_[source].rows : 0);
-      if (source < shape_.nranks) bases_[source] = a_.views ? source * shape_.maxTokens : next + scanned.before;
-      next += scanned.total;
-    }
-  }
-
-  X& x_;
-  const DispatchArgs& a_;
-  const Layout& layout_;
-  const Shape& shape_;
   DispatchWindow window_;
   Epoch epoch_;
-  int32_t local_;
-  int64_t* bases_;    // rank layout: [source] first row; expert layouts: [source][local expert]
-  int64_t* offsets_;  // expert layouts: [local expert + 1] first rows
-  SourceInfo* sources_;
 };
 
 // All rows that come, in runs: chunk by chunk, sources in turn, so that every source's link is in use. A run is
@@ -264,11 +121,5 @@ class SourceRuns {
  private:
   uint32_t ranks_, rank_, perRun_, perChunk_, count_;
 };
-
-// Number of a warp among the first `warps` of every receiving block.
-template <class X>
-MOE_PROTOCOL int64_t receivingWarp(const X& x, const CommonArgs& common, int warps) {
-  return int64_t{x.block() - (common.blocks - common.receiveBlocks)} * warps + x.warp();
-}
 
 }  // namespace moe

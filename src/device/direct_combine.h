@@ -3,7 +3,7 @@
 #pragma once
 
 #include "device/direct_partials.h"
-#include "device/epochs.h"
+#include "device/finish.h"
 #include "device/row_jobs.h"
 #include "device/window_view.h"
 
@@ -112,12 +112,8 @@ class TokenJob {
   uint32_t total_;  // runs
 };
 
-MOE_PROTOCOL Consumed consumedBefore(const CombineArgs& a) {
-  return {a.common.control()->releasedDispatch, a.common.control()->combineEpoch};
-}
-
-// Tells every source which dispatch this rank combines. All warps of one block: the last ones, while the first ones wait
-// for rows.
+// Tells every source which dispatch this rank combines. All warps of one block: the last ones, while the first ones
+// wait for rows.
 template <class X>
 MOE_PROTOCOL void tellHeads(X& x, const CombineArgs& a, const Epoch& epoch) {
   const Layout& layout = a.common.layout;
@@ -191,29 +187,6 @@ MOE_PROTOCOL bool receiveCombine(X& x, const CombineArgs& a, const Epoch& epoch)
   bool ok = true;
   if (x.warp() < x.reducers()) ok = x.reduceRows(job);
   return x.barrier(ok);
-}
-
-// Adds to the statistics what has been sent. One thread of the block that has signalled all of it.
-MOE_PROTOCOL void countReturned(const CombineArgs& a) {
-  const Shape& shape = a.common.layout.shape;
-  Control* control = a.common.control();
-  HandleView handle(a.common);
-  MOE_ROLL for (int source = 0; source < shape.nranks; ++source) {
-    (source == shape.rank ? control->selfCombineRows : control->mappedCombineRows) +=
-        static_cast<uint64_t>(*handle.sourceRows(source));
-  }
-}
-
-// What one combine leaves behind. One thread, after all blocks: everybody waits for it.
-MOE_PROTOCOL void finishCombine(const CombineArgs& a, const Epoch& epoch) {
-  Control* control = a.common.control();
-  HandleHead* head = a.common.handle ? a.common.handleHead() : nullptr;
-  // Loaded together.
-  uint64_t released = control->releasedDispatch, dispatched = head ? head->dispatchEpoch : 0;
-  bool views = head && head->views;
-  control->combineEpoch = epoch;
-  if (views && dispatched > released) finishReading(a.common, dispatched);
-  if (head) head->views = 0;
 }
 
 template <class X>

@@ -120,7 +120,7 @@ class PlaceJob {
   const Shape& shape_;
   const Arrivals<X>& arrivals_;
   bool ownInput_;
-  Notes<X> notes_;
+  RunNotes<X> notes_;
   int32_t perRun_;
   SourceRuns runs_;
 };

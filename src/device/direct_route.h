@@ -7,7 +7,7 @@
 // their own. A block waits only for blocks with a lower number, so any number of resident blocks makes progress.
 #pragma once
 
-#include "device/epochs.h"
+#include "device/finish.h"
 #include "device/window_view.h"
 
 namespace moe {
@@ -35,15 +35,6 @@ struct Spans {
     return larger(0, smaller(chunksIn(span) * kChunkTokens, tokens - first(span) * kChunkTokens));
   }
 };
-
-// What has been read before dispatch `epoch`. Views that have been out for `buffers` epochs end here: the stream has
-// passed their readers.
-MOE_PROTOCOL Consumed consumedBefore(const DispatchArgs& a, uint64_t epoch) {
-  const Control* control = a.common.control();
-  auto buffers = static_cast<uint64_t>(a.common.layout.shape.buffers);
-  uint64_t ended = epoch > buffers ? epoch - buffers : 0, released = control->releasedDispatch;
-  return {released > ended ? released : ended, control->combineEpoch};
-}
 
 // The routing of one block's span. All warps of the block call run().
 template <class X>
