@@ -72,6 +72,12 @@ if(conformance_sources)
   target_include_directories(moe_conformance PRIVATE ${tests})
   target_link_libraries(moe_conformance PRIVATE moecl GTest::gtest)
   moe_discover(moe_conformance conformance)
+  # What was discovered takes the direct path; once more in the low-latency path, in two processes.
+  moe_add_test(low_latency conformance moe_conformance --gtest_brief=1 --gtest_filter=*Exact*-*_long*:*cuda_*)
+  moe_add_test(low_latency_others conformance moe_conformance --gtest_brief=1
+    --gtest_filter=-*Exact*:*_long*:*cuda_*)
+  set_tests_properties(conformance.low_latency conformance.low_latency_others PROPERTIES ENVIRONMENT MOE_PATH=2
+    TIMEOUT 900)
 endif()
 if(MOE_CUDA_ENABLED AND conformance_sources)
   target_compile_definitions(moe_conformance PRIVATE MOE_TEST_CUDA=1)

@@ -104,7 +104,14 @@ typedef enum moeLayout {
   moeNumLayouts = 3
 } moeLayout_t;
 
-typedef enum moePath { moePathAuto = 0, moePathDirect = 1, moeNumPaths = 2 } moePath_t;
+/* How rows travel. */
+typedef enum moePath {
+  moePathAuto = 0,       /* the library chooses */
+  moePathDirect = 1,     /* rows, and signals that tell of them: for batches of any size */
+  moePathLowLatency = 2, /* rows whose every word tells that it has come: for decoding, a few hundred tokens per rank; a
+                            third more bytes on the wire */
+  moeNumPaths = 3
+} moePath_t;
 
 typedef enum moeBackend { moeBackendAuto = 0, moeBackendHost = 1, moeBackendCuda = 2, moeNumBackends = 3 } moeBackend_t;
 
@@ -155,7 +162,8 @@ typedef struct moeConfig {
   int32_t buffers;          /* dispatches that may be under way at once, 2 .. 8; default 2 */
   /* Bytes of one row of each side payload. */
   int64_t sideRowBytes[MOE_MAX_SIDE_ROWS];
-  int32_t path;            /* moePath_t; default moePathAuto */
+  int32_t path;            /* moePath_t; default moePathAuto: low latency for at most 256 tokens per rank, else direct,
+                              unless the setting MOE_PATH names one */
   int32_t backend;         /* moeBackend_t; default moeBackendAuto */
   int32_t numSms;          /* (local) CUDA: most SMs an operation may use; default chosen by the path */
   int32_t timeoutMs;       /* (local) longest wait for another rank; default 10000 */

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The tests of the CUDA backend, from binaries: FOLDER is a build folder, or a copy of its bin/ and lib/ from elsewhere.
 # Needs neither a compiler nor GoogleTest, unless --build finds both. A process a suite, so that a GPU error in one is
-# not the end of all.
+# not the end of all. All of it once for each path, or for the one that MOE_PATH names (1 direct, 2 low latency).
 #   scripts/test_gpu.sh [--build] [--conformance] [--long] [--only PATTERN] [--logs DIR] [FOLDER]     FOLDER: build
 #     --build         builds FOLDER first where that can be done
 #     --conformance   only the conformance suite
@@ -58,7 +58,7 @@ names=() results=() times=()
 
 # run NAME SECONDS COMMAND...: notes how it ended, and shows what it said when it failed.
 run() {
-  local name=$1 limit=$2 status=0 started=$SECONDS result log
+  local name="path $MOE_PATH: $1" limit=$2 status=0 started=$SECONDS result log
   shift 2
   # shellcheck disable=SC2053
   if [[ $name != $only ]]; then return; fi
@@ -123,11 +123,12 @@ transport() {
   run "unit CudaIpc" 300 "$bin/moe_unit_tests" --gtest_brief=1 --gtest_filter='*Cuda*'
 }
 
-conformance
-if ((!conformance_only)); then
-  hashes
-  if ((!long)); then transport; fi
-fi
+for path in ${MOE_PATH:-1 2}; do
+  export MOE_PATH=$path
+  conformance
+  if ((!conformance_only)); then hashes; fi
+done
+if ((!conformance_only && !long)); then transport; fi
 
 failed=0 passed=0
 for result in ${results[@]+"${results[@]}"}; do

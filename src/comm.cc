@@ -127,9 +127,10 @@ void Comm::initialize() {
       },
       "set up its memory", *bootstrap, limit);
   reachPeers(*bootstrap, limit);
-  log(LogLevel::kInfo, "rank ", rank_, " of ", nranks_, ": path direct, backend ",
+  log(LogLevel::kInfo, "rank ", rank_, " of ", nranks_, ": path ",
+      config_.path == moePathLowLatency ? "low-latency" : "direct", ", backend ",
       config_.backend == moeBackendCuda ? "cuda" : "host", ", layout ", layoutName(config_.layout), ", window ",
-      layout_.window.bytes, " bytes, record ", layout_.record.stride, " bytes");
+      layout_.window.bytes, " bytes, record ", recordBytes(layout_), " bytes");
 }
 
 void Comm::makeBackend() {
@@ -373,8 +374,8 @@ moeInfo_t predictInfo(const moeConfig_t& config, const Layout& layout) {
   info.localExperts = shape.localExperts();
   info.firstExpert = shape.experts.first(shape.rank);
   info.rowCapacity = shape.rowCapacity;
-  info.recordBytes = layout.record.stride;
-  info.combineBytes = layout.window.rowStride;
+  info.recordBytes = recordBytes(layout);
+  info.combineBytes = partialBytes(layout);
   info.windowBytes = static_cast<uint64_t>(layout.window.bytes);
   info.workspaceBytes = static_cast<uint64_t>(layout.workspace.bytes);
   info.handleBytes = static_cast<uint64_t>(layout.handle.bytes);
@@ -398,8 +399,8 @@ moeStats_t Comm::stats() {
   stats.tokens = control.tokens;
   stats.selfRows = control.selfRows;
   stats.mappedRows = control.mappedRows;
-  auto record = static_cast<uint64_t>(layout_.record.stride);
-  auto partial = static_cast<uint64_t>(layout_.window.rowStride);
+  auto record = static_cast<uint64_t>(recordBytes(layout_));
+  auto partial = static_cast<uint64_t>(partialBytes(layout_));
   stats.selfBytes = control.selfRows * record + control.selfCombineRows * partial;
   stats.mappedBytes = control.mappedRows * record + control.mappedCombineRows * partial;
   stats.combineRows = control.selfCombineRows + control.mappedCombineRows;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "config.h"
 
+#include "base/settings.h"
 #include "layout.h"
 
 namespace moe {
@@ -8,6 +9,8 @@ namespace {
 
 constexpr int kDefaultTimeoutMs = 10000;
 constexpr int kMaxBuffers = 8;
+// The low-latency path is the faster one up to so many tokens per rank: docs/performance.md.
+constexpr int64_t kLowLatencyTokens = 256;
 constexpr int kMaxRanks = 1 << 16;
 
 void require(bool holds, const char* field, int64_t value, const std::string& rule) {
@@ -47,7 +50,7 @@ void checkChoices(const moeConfig_t& config) {
   require(config.buffers >= 2 && config.buffers <= kMaxBuffers, "buffers", config.buffers,
           cat("it must be from 2 to ", kMaxBuffers));
   require(config.path >= 0 && config.path < moeNumPaths, "path", config.path,
-          "this version knows moePathAuto (0) and moePathDirect (1)");
+          "this version knows moePathAuto (0), moePathDirect (1) and moePathLowLatency (2)");
   require(config.backend >= 0 && config.backend < moeNumBackends, "backend", config.backend,
           "it must be moeBackendAuto (0), moeBackendHost (1) or moeBackendCuda (2)");
   require(config.timeoutMs >= 1, "timeoutMs", config.timeoutMs, "it must be at least 1 millisecond");
@@ -136,7 +139,10 @@ moeConfig_t completeConfig(const moeConfig_t* given, int nranks) {
     config.capacity = int64_t{nranks} * config.maxTokensPerRank;
   }
   for (int side = config.numSideRows; side < MOE_MAX_SIDE_ROWS; ++side) config.sideRowBytes[side] = 0;
-  if (config.path == moePathAuto) config.path = moePathDirect;
+  if (config.path == moePathAuto) config.path = settings().path;
+  if (config.path == moePathAuto) {
+    config.path = config.maxTokensPerRank <= kLowLatencyTokens ? moePathLowLatency : moePathDirect;
+  }
   checkRows(config, nranks);
   return config;
 }

@@ -25,6 +25,7 @@ Shape makeShape(const moeConfig_t& config, int nranks, int rank) {
   shape.topk = config.maxTopk;
   shape.distinct = static_cast<int32_t>(smaller(config.maxTopk, nranks));
   shape.layout = config.layout;
+  shape.path = config.path;
   shape.buffers = config.buffers;
   shape.payloads = 1 + config.numSideRows;
   shape.combineType = config.combineDtype;
@@ -66,7 +67,21 @@ RecordLayout makeRecord(const Shape& shape) {
   return record;
 }
 
-WindowLayout makeWindow(const Shape& shape, const RecordLayout& record) {
+SlotLayout makeSlot(const Shape& shape) {
+  SlotLayout slot{};
+  Offsets at;
+  at.take((1 + int64_t{shape.topk}) * kTaggedWord);
+  for (int payload = 0; payload < shape.payloads; ++payload) {
+    slot.payload[payload] = at.take(taggedBytes(shape.payloadBytes[payload]), kRecordAlign);
+    slot.units[payload] = rowUnits(shape.payloadBytes[payload]);
+    slot.slices[payload] = ceilDiv(slot.units[payload], kUnitsPerBlock);
+    slot.allSlices += slot.slices[payload];
+  }
+  slot.stride = at.end(kRecordAlign);
+  return slot;
+}
+
+WindowLayout makeWindow(const Shape& shape, const RecordLayout& record, const SlotLayout& slot) {
   WindowLayout window{};
   int64_t ranks = shape.nranks;
   // The largest share, so that every rank's window has the same offsets.
@@ -81,19 +96,33 @@ WindowLayout makeWindow(const Shape& shape, const RecordLayout& record) {
   }
   {
     Offsets at;
-    window.records = at.take(ranks * shape.maxTokens * record.stride);
+    // The low-latency path puts rows here itself, for views.
+    bool records = shape.path != moePathLowLatency || !shape.expertLayout();
+    window.records = at.take(records ? ranks * shape.maxTokens * record.stride : 0);
     window.counts = at.take(ranks * window.countStride);
     window.countSignals = at.take(ranks * kSignalStride);
     window.chunkSignals = at.take(ranks * window.chunkStride);
+    if (shape.path == moePathLowLatency) {
+      window.slots = at.take(ranks * shape.maxTokens * slot.stride);
+      int64_t words = 1 + (shape.expertLayout() ? ceilDiv(mostLocal, 3) : 0);
+      window.taggedCountStride = roundUp(words * kTaggedWord, kRecordAlign);
+      window.taggedCounts = at.take(ranks * window.taggedCountStride);
+    }
     window.dispatchBytes = at.end();
   }
   {
     Offsets at;
     window.rowStride = roundUp(shape.combineRowBytes, kRecordAlign);
-    window.rows = at.take(shape.maxTokens * shape.distinct * window.rowStride);
+    bool lowLatency = shape.path == moePathLowLatency;
+    window.rows = at.take(lowLatency ? 0 : shape.maxTokens * shape.distinct * window.rowStride);
     window.heads = at.take(ranks * kSignalStride);
     window.headSignals = at.take(ranks * kSignalStride);
     window.combineSignals = at.take(ranks * window.chunkStride);
+    if (shape.path == moePathLowLatency) {
+      window.taggedRowStride = taggedBytes(shape.combineRowBytes);
+      window.taggedRows = at.take(shape.maxTokens * shape.distinct * window.taggedRowStride);
+      window.taggedHeads = at.take(ranks * kSignalStride);
+    }
     window.combineBytes = at.end();
   }
   Offsets at;
@@ -115,6 +144,7 @@ HandleLayout makeHandle(const Shape& shape) {
   handle.ids = at.take(4 * shape.maxTokens * shape.topk);
   handle.weights = at.take(4 * shape.maxTokens * shape.topk);
   handle.ranks = at.take(static_cast<int64_t>(sizeof(TokenRanks)) * shape.maxTokens);
+  handle.goals = at.take(shape.path == moePathLowLatency ? 4 * shape.maxTokens * shape.distinct : 0);
   handle.sourceRows = at.take(8 * ranks);
   handle.sourceChunks = at.take(4 * ranks);
   handle.sourceFirst = at.take(8 * ranks);
@@ -127,7 +157,7 @@ HandleLayout makeHandle(const Shape& shape) {
   return handle;
 }
 
-WorkspaceLayout makeWorkspace(const Shape& shape, int blocks) {
+WorkspaceLayout makeWorkspace(const Shape& shape, const RecordLayout& record, int blocks) {
   WorkspaceLayout work{};
   int64_t ranks = shape.nranks;
   int64_t local = shape.localExperts();
@@ -152,14 +182,28 @@ WorkspaceLayout makeWorkspace(const Shape& shape, int blocks) {
     work.bases = place.take(8 * (expert ? ranks * local : ranks), 16);
     work.offsets = place.take(expert ? 8 * (local + 1) : 0, 16);
     work.sources = place.take(static_cast<int64_t>(sizeof(SourceInfo)) * ranks, 16);
+    bool counts = expert && shape.path == moePathLowLatency;
+    work.counts = place.take(counts ? 4 * ranks * local : 0, 16);
     work.placeStride = place.end();
   }
   work.places = at.take(blocks * work.placeStride);
+  if (shape.path == moePathLowLatency) {
+    work.skipped = at.take(int64_t{4} * blocks);
+    work.heads = at.take(blocks * kMaxBlockWarps * headBytes(record, shape));
+  }
   work.bytes = at.end();
   return work;
 }
 
 }  // namespace
+
+int64_t recordBytes(const Layout& layout) {
+  return layout.shape.path == moePathLowLatency ? layout.slot.stride : layout.record.stride;
+}
+
+int64_t partialBytes(const Layout& layout) {
+  return layout.shape.path == moePathLowLatency ? layout.window.taggedRowStride : layout.window.rowStride;
+}
 
 int64_t dataTypeBytes(int32_t type) {
   switch (type) {
@@ -173,9 +217,10 @@ Layout makeLayout(const moeConfig_t& config, int nranks, int rank, int blocks) {
   Layout layout{};
   layout.shape = makeShape(config, nranks, rank);
   layout.record = makeRecord(layout.shape);
-  layout.window = makeWindow(layout.shape, layout.record);
+  layout.slot = makeSlot(layout.shape);
+  layout.window = makeWindow(layout.shape, layout.record, layout.slot);
   layout.handle = makeHandle(layout.shape);
-  layout.workspace = makeWorkspace(layout.shape, blocks);
+  layout.workspace = makeWorkspace(layout.shape, layout.record, blocks);
   return layout;
 }
 

@@ -27,6 +27,9 @@ constexpr int64_t kSignalStride = 64;
 // Record strides are a multiple of this: NVLink loses 7 % otherwise.
 constexpr int64_t kRecordAlign = 128;
 constexpr int kMaxPayloads = 1 + MOE_MAX_SIDE_ROWS;
+// Tagged words: 12 bytes of data and a tag. Rows travel in units of 48 bytes, which take four of them; see tagged.h.
+constexpr int64_t kTaggedWord = 16, kUnitBytes = 48, kUnitsPerBlock = 32;
+constexpr int kUnitWords = 4;
 
 MOE_HD constexpr int64_t roundUp(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 MOE_HD constexpr int64_t ceilDiv(int64_t value, int64_t by) { return (value + by - 1) / by; }
@@ -55,6 +58,7 @@ struct Shape {
   int32_t topk;      // maxTopk
   int32_t distinct;  // most ranks that one token can go to
   int32_t layout;    // moeLayout_t
+  int32_t path;      // moePath_t
   int32_t buffers;
   int32_t payloads;  // tokens and side rows
   int32_t combineType;
@@ -74,6 +78,8 @@ struct Shape {
 
 // Parts into which a routing block divides its span at most; a part is the work of one warp.
 constexpr int64_t kMaxParts = 16;
+// Warps of a block at most.
+constexpr int64_t kMaxBlockWarps = 64;
 
 // What a routing block keeps while it routes `tokens` tokens: this rank's first record at each rank (byte*[nranks]),
 // ids and owners (int32[tokens][topk]), the next slot or index of each bin (int32[kMaxParts][bins]), and flags
@@ -98,6 +104,31 @@ struct RecordLayout {
                     // entry that repeats an expert or is nobody's
   int64_t end;      // bytes in use, a multiple of 16
   int64_t stride;
+};
+
+// Units that carry something of a row, and bytes of its words.
+MOE_HD constexpr int64_t rowUnits(int64_t rowBytes) {
+  constexpr int64_t kBlockBytes = kUnitsPerBlock * kUnitBytes;
+  return rowBytes / kBlockBytes * kUnitsPerBlock + smaller(kUnitsPerBlock, ceilDiv(rowBytes % kBlockBytes, 16));
+}
+MOE_HD constexpr int64_t taggedBytes(int64_t rowBytes) {
+  return ceilDiv(rowUnits(rowBytes), kUnitsPerBlock) * kUnitsPerBlock * kUnitWords * kTaggedWord;
+}
+
+// What a warp of the low-latency path keeps of a record: the head with its arrays, the output row of each entry, and
+// the record's slot.
+MOE_HD inline int64_t headBytes(const RecordLayout& record, const Shape& shape) {
+  return roundUp(record.end - record.head + 4 * (int64_t{shape.topk} + 1), 16);
+}
+
+// The same in the low-latency path, in tagged words: one with the record's slot at its rank, -1 if it does not go
+// there, and rankFirsts; one for each of topk entries with id, index and weight; then the units of the payloads.
+struct SlotLayout {
+  int64_t payload[kMaxPayloads];  // bytes from the slot's start
+  int64_t units[kMaxPayloads];    // of each payload
+  int64_t slices[kMaxPayloads];   // blocks of units of each payload
+  int64_t allSlices;
+  int64_t stride;  // bytes
 };
 
 // The counts of one source, in the receiver's window. The chunk ranges and the expert counts follow.
@@ -136,21 +167,29 @@ struct CombineHead {
 
 struct WindowLayout {
   // Within one buffer of dispatch:
-  int64_t records;        // [nranks][maxTokens] records
-  int64_t counts;         // [nranks] CountBlock with its arrays
-  int64_t countStride;    // bytes from one source's block to the next
-  int64_t chunkRanges;    // ChunkRange[chunks] within a count block
-  int64_t expertCounts;   // int32[local experts] within a count block
-  int64_t countSignals;   // [nranks] epoch, kSignalStride apart
-  int64_t chunkSignals;   // [nranks][chunks] epoch
-  int64_t chunkStride;    // bytes from one rank's chunk signals to the next's, dispatch and combine
-  int64_t dispatchBytes;  // of one buffer
+  int64_t records;       // [nranks][maxTokens] records
+  int64_t counts;        // [nranks] CountBlock with its arrays
+  int64_t countStride;   // bytes from one source's block to the next
+  int64_t chunkRanges;   // ChunkRange[chunks] within a count block
+  int64_t expertCounts;  // int32[local experts] within a count block
+  int64_t countSignals;  // [nranks] epoch, kSignalStride apart
+  int64_t chunkSignals;  // [nranks][chunks] epoch
+  int64_t chunkStride;   // bytes from one rank's chunk signals to the next's, dispatch and combine
+  // Low latency:
+  int64_t slots;              // [nranks][maxTokens] tagged records
+  int64_t taggedCounts;       // [nranks] words: tokens, records and refusal; then the rows of three experts each
+  int64_t taggedCountStride;  // bytes from one source's to the next's
+  int64_t dispatchBytes;      // of one buffer
   // Within one buffer of combine:
   int64_t rows;            // [maxTokens][distinct] partial rows
   int64_t rowStride;       // bytes of one partial row
   int64_t heads;           // [nranks] CombineHead, kSignalStride apart
   int64_t headSignals;     // [nranks] epoch
   int64_t combineSignals;  // [nranks][chunks] epoch
+  // Low latency:
+  int64_t taggedRows;       // [maxTokens][distinct] units of partial rows
+  int64_t taggedRowStride;  // bytes of one partial row
+  int64_t taggedHeads;      // [nranks] words, kSignalStride apart: the low half of dispatchEpoch, and refusal
   int64_t combineBytes;
   // In the window:
   int64_t consumedDispatch;  // [nranks] epoch up to which that rank has read what this rank sent
@@ -168,6 +207,7 @@ struct Control {
   uint64_t readDispatch[8];   // per buffer: the last epoch that was read completely
   uint32_t finishedBlocks;
   uint32_t ticket;
+  uint32_t skippedShares;               // low latency: shares left to the last block
   uint32_t sentClaims, receivedClaims;  // runs of rows to send, and of rows that come, that warps have claimed
   // Totals for moeGetStats.
   uint64_t tokens, selfRows, mappedRows, selfCombineRows, mappedCombineRows;
@@ -195,6 +235,10 @@ struct WorkspaceLayout {
   int64_t bases;    // rank layout: int64[nranks] first rows; expert layouts: int64[nranks][local experts]
   int64_t offsets;  // expert layouts: int64[local experts + 1]
   int64_t sources;  // SourceInfo[nranks]
+  int64_t counts;   // low latency: int32[nranks][local experts]
+  // Low latency:
+  int64_t skipped;  // uint32[blocks] 1: the block has left its share of what arrives to the last one
+  int64_t heads;    // [blocks][kMaxBlockWarps] heads of records, where an Exec has no faster memory for them
   int64_t bytes;
 };
 
@@ -214,6 +258,7 @@ struct HandleLayout {
   int64_t ids;      // int32[maxTokens][topk]
   int64_t weights;  // float[maxTokens][topk]
   int64_t ranks;    // TokenRanks[maxTokens]
+  int64_t goals;    // low latency: int32[maxTokens][distinct] the ranks of each token, in the order of its ids
   // What this rank received.
   int64_t sourceRows;    // int64[nranks]
   int64_t sourceChunks;  // int32[nranks]
@@ -229,10 +274,15 @@ struct HandleLayout {
 struct Layout {
   Shape shape;
   RecordLayout record;
+  SlotLayout slot;
   WindowLayout window;
   WorkspaceLayout workspace;
   HandleLayout handle;
 };
+
+// Bytes that one record, and one partial row, take in a window.
+int64_t recordBytes(const Layout& layout);
+int64_t partialBytes(const Layout& layout);
 
 int64_t dataTypeBytes(int32_t type);
 

@@ -35,6 +35,9 @@ const std::vector<Setting>& table() {
       {"MOE_HOST_WARPS", &Settings::hostWarps, 1, kMaxHostThreads, "host backend: threads of one block"},
       {"MOE_ALLOW_SHARED_GPU", &Settings::allowSharedGpu, 0, 1,
        "1: ranks that are threads of one process may share a GPU (for tests); 0: every rank needs its own"},
+      {"MOE_PATH", &Settings::path, 0, 2,
+       "moePath_t where config.path is moePathAuto: 0 the library's choice, 1 direct, 2 low latency; the same "
+       "everywhere"},
   };
   return rows;
 }

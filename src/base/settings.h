@@ -17,6 +17,7 @@ struct Settings {
   int hostBlocks = 1;           // MOE_HOST_BLOCKS
   int hostWarps = 1;            // MOE_HOST_WARPS
   int allowSharedGpu = 0;       // MOE_ALLOW_SHARED_GPU
+  int path = 0;                 // MOE_PATH
 };
 
 // The settings of this process. The first call reads the environment, and notes the names it does not know.

@@ -51,6 +51,9 @@ constexpr int64_t kMostSenders = kChunkTokens / kRunRows;
 // Larger tables stay in device memory.
 constexpr int64_t kMostTableBytes = 16384;
 
+// What a block of the low-latency path keeps there at most.
+constexpr int64_t kMostScratchBytes = 65536;
+
 // How the work of an operation is spread.
 struct Spread {
   int send, receive;  // blocks
@@ -76,13 +79,13 @@ class CudaBackend : public Backend {
     check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device_), "cudaDeviceGetAttribute",
           device_);
     staged_ = major >= 9;
-    for (Kernel kernel : {Kernel::kDispatch, Kernel::kCount, Kernel::kCombine}) {
+    for (Kernel kernel : kKernels) {
       const void* address = kernelAddress(kernel);
       cudaFuncAttributes attributes{};
       check(cudaFuncGetAttributes(&attributes, address), "loading a kernel (cudaFuncGetAttributes)", device_);
       spare_ = std::max(spare_, static_cast<int>(attributes.sharedSizeBytes));
     }
-    for (Kernel kernel : {Kernel::kDispatch, Kernel::kCount, Kernel::kCombine}) {
+    for (Kernel kernel : kKernels) {
       check(cudaFuncSetAttribute(kernelAddress(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  sharedBytes_ - spare_),
             "cudaFuncSetAttribute", device_);
@@ -132,6 +135,7 @@ class CudaBackend : public Backend {
   }
 
   Outcome dispatch(DispatchArgs& args, void* stream) override {
+    if (args.common.layout.shape.path == moePathLowLatency) return slotDispatch(Kernel::kSlotDispatch, args, stream);
     int64_t chunks = ceilDiv(std::max<int64_t>(args.numTokens, 1), kChunkTokens);
     bool copies = !args.views && args.phases & kPhaseReceive;
     Spread spread = dispatchSpread(copies);
@@ -152,6 +156,10 @@ class CudaBackend : public Backend {
   Outcome combine(CombineArgs& args, void* stream) override {
     const Shape& shape = args.common.layout.shape;
     CombineLaunch launch{args, {}};
+    if (shape.path == moePathLowLatency) {
+      run(Kernel::kSlotCombine, &launch, &launch.op.common, slotSpread(shape), stream);
+      return {};
+    }
     int64_t most = shape.expertLayout() ? shape.topk : shape.distinct;
     launch.grid.itemBytes = static_cast<int32_t>(roundUp(ReduceItem::bytes(most), 16));
     launch.grid.warps = kCombineWarps;
@@ -166,9 +174,13 @@ class CudaBackend : public Backend {
   }
 
   Outcome count(DispatchArgs& args, void* stream, moeSizes_t* sizes) override {
-    DispatchLaunch launch{args, {}};
-    launch.grid.tableBytes = tableBytes(args.common.layout);
-    run(Kernel::kCount, &launch, &launch.op.common, {0, 1, false}, stream);
+    if (args.common.layout.shape.path == moePathLowLatency) {
+      slotDispatch(Kernel::kSlotCount, args, stream);
+    } else {
+      DispatchLaunch launch{args, {}};
+      launch.grid.tableBytes = tableBytes(args.common.layout);
+      run(Kernel::kCount, &launch, &launch.op.common, {0, 1, false}, stream);
+    }
     OnDevice on(device_);
     auto* head = reinterpret_cast<HandleHead*>(args.common.handle + args.common.layout.handle.head);
     check(cudaMemcpyAsync(&reports_->sizes, &head->sizes, sizeof(moeSizes_t), cudaMemcpyDeviceToHost,
@@ -214,6 +226,17 @@ class CudaBackend : public Backend {
   }
 
  private:
+  Outcome slotDispatch(Kernel kernel, DispatchArgs& args, void* stream) {
+    const Layout& layout = args.common.layout;
+    Spread spread = kernel == Kernel::kSlotCount ? Spread{1, 1, true} : slotSpread(layout.shape);
+    DispatchLaunch launch{args, {}};
+    launch.grid.tableBytes = tableBytes(layout);
+    int64_t scratch = slotScratchBytes(layout, ceilDiv(args.numTokens, std::max(1, spread.send - 1)));
+    if (scratch <= kMostScratchBytes) launch.grid.stream = {1, 1, static_cast<int32_t>(roundUp(scratch, 128))};
+    run(kernel, &launch, &launch.op.common, spread, stream);
+    return {};
+  }
+
   void* pinned(size_t bytes) {
     OnDevice on(device_);
     void* memory = nullptr;
@@ -238,6 +261,13 @@ class CudaBackend : public Backend {
   Spread dispatchSpread(bool places) const { return places ? spread(17, 110, 1, 3) : spread(17, 6, 13, 15); }
   // Where rows are added before they are sent, all of them are read first.
   Spread combineSpread(bool adds) const { return adds ? spread(100, 31, 2, 3) : spread(9, 14, 2, 5); }
+
+  // Low latency: a block for each row that may come, and one that tells what was read.
+  Spread slotSpread(const Shape& shape) const {
+    int limit = numSms_ > 0 ? std::min(numSms_, sms_) : sms_;
+    auto blocks = static_cast<int>(std::min<int64_t>(limit, shape.nranks * shape.maxTokens + 1));
+    return {blocks, blocks, true};
+  }
 
   static int32_t tableBytes(const Layout& layout) {
     int64_t bytes = roundUp(layout.workspace.placeStride, 128);
@@ -275,7 +305,7 @@ class CudaBackend : public Backend {
     auto target = static_cast<cudaStream_t>(stream);
     requireOwnStream(target);
     int signalling = spread.send > 0 ? 1 : 0;
-    int blocks = spread.together ? 1 : spread.send + signalling + spread.receive;
+    int blocks = spread.together ? spread.send : spread.send + signalling + spread.receive;
     common->blocks = blocks;
     common->sendBlocks = spread.send;
     common->signalBlock = spread.together ? 0 : spread.send;

@@ -31,8 +31,8 @@ MOE_PROTOCOL void tellConsumed(X& x, const CommonArgs& common, const Consumed& c
 }
 
 // Waits until every peer has read what this rank sent `buffers` epochs ago. All warps of the block share the peers:
-// true of a thread says nothing of the others' peers. The block that signals tells `consumed` meanwhile; but it may need
-// the SM that a block waits on, so that the first block tells it, too, before it waits.
+// true of a thread says nothing of the others' peers. Another block tells `consumed` meanwhile; but it may need the SM
+// that this one waits on, so the first block tells it, too, before it waits.
 template <class X>
 MOE_PROTOCOL bool peersConsumed(X& x, const CommonArgs& common, uint64_t epoch, ConsumedWord word,
                                 const Consumed& consumed) {
@@ -62,6 +62,7 @@ template <class X>
 MOE_PROTOCOL void resetCounters(X& x, Control* control) {
   x.reset(&control->finishedBlocks);
   x.reset(&control->ticket);
+  x.reset(&control->skippedShares);
   x.reset(&control->sentClaims);
   x.reset(&control->receivedClaims);
 }

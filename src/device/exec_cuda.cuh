@@ -8,6 +8,7 @@
 #include "device/numbers.h"
 #include "device/ptx.cuh"
 #include "device/row_jobs.h"
+#include "device/tagged.h"
 #include "layout.h"
 
 namespace moe {
@@ -44,6 +45,8 @@ struct DirectRow {
 
 class CudaExec {
  public:
+  static constexpr int kSlices = 1;
+
   // All threads of the block. `shared`: sharedBytes(grid).
   __device__ CudaExec(const CudaGrid& grid, Control* control, std::byte* shared);
 
@@ -76,6 +79,17 @@ class CudaExec {
   __device__ uint32_t claim(uint32_t* counter) { return lane() == 0 ? atomicAdd(counter, 1u) : 0; }
   __device__ uint32_t broadcast(uint32_t value, int lane) const { return __shfl_sync(~0u, value, lane); }
   __device__ void addShared(int32_t* word, int32_t amount) { atomicAdd(word, amount); }
+  __device__ void addBlock(int32_t* word, int32_t amount) { atomicAdd(word, amount); }
+
+  __device__ void putTagged(std::byte* word, uint32_t tag, uint32_t a, uint32_t b, uint32_t c) {
+    ptx::storeTagged(word, {{a, b, c}, tag});
+  }
+  __device__ void putUnit(std::byte* row, int64_t unit, uint32_t tag, const Unit& data);
+  __device__ bool getTagged(const std::byte* word, uint32_t tag, Awaited awaited, int peer, uint32_t* data) const;
+  __device__ bool getUnit(const std::byte* row, int64_t unit, uint32_t tag, Awaited awaited, int peer,
+                          Unit* data) const;
+  __device__ static Unit loadUnit(const std::byte* row, int64_t unit, int64_t bytes);
+  __device__ static void storeUnit(std::byte* row, int64_t unit, int64_t bytes, const Unit& data);
 
   __device__ std::byte* blockScratch(int64_t bytes) { return bytes <= stagesBytes(grid_) ? shared_ : nullptr; }
   // What lanes did to the stages comes before what the copy engine will do to them.
@@ -89,6 +103,7 @@ class CudaExec {
   __device__ bool started(const uint32_t* ticket, int block) const {
     return ptx::loadRelaxedGpu(ticket) > static_cast<uint32_t>(block);
   }
+  __device__ bool allStart(const uint32_t* ticket, int blocks) const;
   __device__ bool lastBlock(uint32_t* counter, int blocks);
 
   struct Match {
@@ -181,4 +196,5 @@ class CudaExec {
 
 #include "device/exec_cuda_reduce.cuh"
 #include "device/exec_cuda_stream.cuh"
+#include "device/exec_cuda_tagged.cuh"
 #include "device/exec_cuda_wait.cuh"

@@ -36,6 +36,18 @@ __device__ inline bool CudaExec::lastBlock(uint32_t* counter, int blocks) {
   return arrived == static_cast<uint32_t>(blocks);
 }
 
+// How long a block waits for others of its kernel to get an SM, before it goes on without them.
+constexpr uint64_t kStartNs = 20000;
+
+// Whether all blocks of the kernel have started, or do so soon. One thread.
+__device__ inline bool CudaExec::allStart(const uint32_t* ticket, int blocks) const {
+  uint64_t start = ptx::globalTimerNs();
+  while (!started(ticket, blocks - 1)) {
+    if (ptx::globalTimerNs() - start > kStartNs) return false;
+  }
+  return true;
+}
+
 // moeSuccess, or why waiting for `peer` is in vain. Reads pinned memory: only now and then.
 __device__ inline int32_t verdict(const CudaGrid& grid, int peer, int* culprit) {
   if (ptx::loadRelaxedSys(&grid.notices->aborted)) {

@@ -12,6 +12,14 @@
 namespace moe {
 namespace {
 
+constexpr int kSpins = 16;  // looks before a wait yields
+
+#ifdef MOE_MUTANT_RELAXED_SIGNAL
+constexpr auto kTagOrder = std::memory_order_relaxed;
+#else
+constexpr auto kTagOrder = std::memory_order_release;
+#endif
+
 // How a waiting thread passes its time: at first it only yields, then it sleeps, so that many ranks can share few
 // cores.
 class Backoff {
@@ -55,23 +63,27 @@ HostGrid::HostGrid(int blockCount, int warpCount, WaitGuard* waitGuard)
 }
 
 bool HostExec::wait(const uint64_t* word, uint64_t expected, Awaited awaited, int peer) {
-  auto* shared = const_cast<uint64_t*>(word);
-  for (int spin = 0; spin < 16; ++spin) {
-    if (std::atomic_ref<uint64_t>(*shared).load(std::memory_order_acquire) >= expected) return true;
+  for (int spin = 0; spin < kSpins; ++spin) {
+    if (has(word, expected)) return true;
   }
-  return waitSlow(word, expected, awaited, peer);
+  return waitSlow(
+      [](const void* opaque, uint64_t wanted, uint64_t* seen) {
+        auto* shared = const_cast<uint64_t*>(static_cast<const uint64_t*>(opaque));
+        *seen = std::atomic_ref<uint64_t>(*shared).load(std::memory_order_acquire);
+        return *seen >= wanted;
+      },
+      word, expected, awaited, peer);
 }
 
-bool HostExec::waitSlow(const uint64_t* word, uint64_t expected, Awaited awaited, int peer) {
-  std::atomic_ref<uint64_t> shared(*const_cast<uint64_t*>(word));
+bool HostExec::waitSlow(Look look, const void* word, uint64_t expected, Awaited awaited, int peer) {
   Backoff backoff;
   Deadline deadline = Deadline::in(grid_.guard->patience());
   while (true) {
     // The guard first, the word after it: what a rank wrote before it left still counts.
     int32_t verdict = grid_.guard->check(peer);
     if (verdict == moeSuccess && deadline.passed()) verdict = moeTimeout;
-    uint64_t seen = shared.load(std::memory_order_acquire);
-    if (seen >= expected) return true;
+    uint64_t seen = 0;
+    if (look(word, expected, &seen)) return true;
     if (verdict != moeSuccess) {
       fail(verdict, awaited, verdict == moeTimeout ? peer : grid_.guard->blame(peer), expected, seen);
       return false;
@@ -79,6 +91,43 @@ bool HostExec::waitSlow(const uint64_t* word, uint64_t expected, Awaited awaited
     if (std::atomic_ref<uint32_t>(grid_.failure.claimed).load(std::memory_order_relaxed) != 0) return false;
     backoff.pause();
   }
+}
+
+void HostExec::putTagged(std::byte* word, uint32_t tag, uint32_t a, uint32_t b, uint32_t c) {
+  auto* parts = reinterpret_cast<uint32_t*>(word);
+  std::atomic_ref<uint32_t>(parts[0]).store(a, std::memory_order_relaxed);
+  std::atomic_ref<uint32_t>(parts[1]).store(b, std::memory_order_relaxed);
+  std::atomic_ref<uint32_t>(parts[2]).store(c, std::memory_order_relaxed);
+  std::atomic_ref<uint32_t>(parts[3]).store(tag, kTagOrder);
+}
+
+void HostExec::putUnit(std::byte* row, int64_t unit, uint32_t tag, const Unit& data) {
+  for (int w = 0; w < kUnitWords; ++w) {
+    const uint32_t* words = data.words + 3 * w;
+    putTagged(row + Unit::wordAt(unit, w), tag, words[0], words[1], words[2]);
+  }
+}
+
+bool HostExec::getTagged(const std::byte* word, uint32_t tag, Awaited awaited, int peer, uint32_t* data) {
+  auto* parts = const_cast<uint32_t*>(reinterpret_cast<const uint32_t*>(word));
+  auto look = [](const void* opaque, uint64_t expected, uint64_t* seen) {
+    auto* shared = const_cast<uint32_t*>(static_cast<const uint32_t*>(opaque));
+    *seen = std::atomic_ref<uint32_t>(*shared).load(std::memory_order_acquire);
+    return *seen == expected;
+  };
+  bool came = false;
+  uint64_t seen = 0;
+  for (int spin = 0; spin < kSpins && !came; ++spin) came = look(parts + 3, tag, &seen);
+  if (!came && !waitSlow(look, parts + 3, tag, awaited, peer)) return false;
+  for (int w = 0; w < 3; ++w) data[w] = std::atomic_ref<uint32_t>(parts[w]).load(std::memory_order_relaxed);
+  return true;
+}
+
+bool HostExec::getUnit(const std::byte* row, int64_t unit, uint32_t tag, Awaited awaited, int peer, Unit* data) {
+  for (int w = 0; w < kUnitWords; ++w) {
+    if (!getTagged(row + Unit::wordAt(unit, w), tag, awaited, peer, data->words + 3 * w)) return false;
+  }
+  return true;
 }
 
 bool HostExec::lastBlock(uint32_t* counter, int blocks) {

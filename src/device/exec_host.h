@@ -14,6 +14,7 @@
 #include "device/failure.h"
 #include "device/numbers.h"
 #include "device/row_jobs.h"
+#include "device/tagged.h"
 #include "layout.h"
 
 namespace moe {
@@ -61,6 +62,9 @@ struct HostGrid {
 
 class HostExec {
  public:
+  // Slices of a row that a warp takes at a time: all of them.
+  static constexpr int kSlices = 1 << 20;
+
   // `memory`: kMemoryBytes of this warp's own.
   HostExec(HostGrid& grid, int block, int warp, std::byte* memory)
       : grid_(grid), block_(block), warp_(warp), items_{memory, kItemBytes} {}
@@ -127,6 +131,35 @@ class HostExec {
   uint32_t broadcast(uint32_t value, int) const { return value; }
   // Adds to a word that several lanes of one warp may add to.
   void addShared(int32_t* word, int32_t amount) { *word += amount; }
+  // Adds to a word that several warps of the block may add to; a barrier shows the sum to all.
+  void addBlock(int32_t* word, int32_t amount) {
+    std::atomic_ref<int32_t>(*word).fetch_add(amount, std::memory_order_relaxed);
+  }
+
+  // Writes one tagged word, or the four of a unit. Whoever finds the tag finds the data.
+  void putTagged(std::byte* word, uint32_t tag, uint32_t a, uint32_t b, uint32_t c);
+  void putUnit(std::byte* row, int64_t unit, uint32_t tag, const Unit& data);
+  // Waits for a word with that tag, or for four, and takes the data. False after a failure, which is recorded. `peer`
+  // is the rank whose doing is awaited.
+  bool getTagged(const std::byte* word, uint32_t tag, Awaited awaited, int peer, uint32_t* data);
+  bool getUnit(const std::byte* row, int64_t unit, uint32_t tag, Awaited awaited, int peer, Unit* data);
+  // A unit of a row of `bytes` bytes, which may lie at any address.
+  static Unit loadUnit(const std::byte* row, int64_t unit, int64_t bytes) {
+    Unit data{};
+    for (int v = 0; v < Unit::kVectors; ++v) {
+      if (int64_t size = Unit::vectorBytes(unit, v, bytes)) {
+        std::memcpy(data.words + 4 * v, row + Unit::vectorAt(unit, v), static_cast<size_t>(size));
+      }
+    }
+    return data;
+  }
+  static void storeUnit(std::byte* row, int64_t unit, int64_t bytes, const Unit& data) {
+    for (int v = 0; v < Unit::kVectors; ++v) {
+      if (int64_t size = Unit::vectorBytes(unit, v, bytes)) {
+        std::memcpy(row + Unit::vectorAt(unit, v), data.words + 4 * v, static_cast<size_t>(size));
+      }
+    }
+  }
 
   // Fast memory of the block until the next streamRows or reduceRows, or null where there is none of that size. All
   // threads say when they are done with it, before a barrier.
@@ -141,6 +174,8 @@ class HostExec {
   bool barrier(bool ok) { return grid_.blockState[static_cast<size_t>(block_)]->barrier.arrive(ok); }
   // True if block `block` runs or has run; `ticket` counts those that have started. One thread.
   bool started(const uint32_t*, int) const { return true; }
+  // As started, for all `blocks` blocks, but waits a little until it is true. One thread.
+  bool allStart(const uint32_t*, int) const { return true; }
   // All warps of the block: true in the block that comes last of `blocks`.
   bool lastBlock(uint32_t* counter, int blocks);
 
@@ -171,7 +206,9 @@ class HostExec {
   bool goThrough(const Job& job, Handle handle);
   template <class Job>
   static void addRow(ReduceItem& item, const Job& job);
-  bool waitSlow(const uint64_t* word, uint64_t expected, Awaited awaited, int peer);
+  // Looks again and again until look() says that the word is as expected; `seen` is what it saw.
+  using Look = bool (*)(const void* word, uint64_t expected, uint64_t* seen);
+  bool waitSlow(Look look, const void* word, uint64_t expected, Awaited awaited, int peer);
 
   HostGrid& grid_;
   int block_, warp_;

@@ -11,6 +11,8 @@
 #include "base/error.h"
 #include "device/direct_combine.h"
 #include "device/direct_dispatch.h"
+#include "device/low_latency_combine.h"
+#include "device/low_latency_dispatch.h"
 
 namespace moe {
 namespace {
@@ -115,11 +117,13 @@ class HostBackend : public Backend {
   }
 
   Outcome dispatch(DispatchArgs& args, void*) override {
-    return run(args, [](HostExec& exec, const DispatchArgs& a) { directDispatch(exec, a); });
+    return run(args, [](HostExec& exec, const DispatchArgs& a) {
+      lowLatency(a.common) ? slotDispatch(exec, a) : directDispatch(exec, a);
+    });
   }
   Outcome count(DispatchArgs& args, void*, moeSizes_t* sizes) override {
     Outcome outcome = run(args, [](HostExec& exec, const DispatchArgs& a) {
-      if (exec.block() == 0) countDispatch(exec, a);
+      if (exec.block() == 0) lowLatency(a.common) ? slotCount(exec, a) : countDispatch(exec, a);
     });
     *sizes = args.common.handleHead()->sizes;
     return outcome;
@@ -129,13 +133,17 @@ class HostBackend : public Backend {
   bool synchronous() const override { return true; }
   void drain() override {}
   Outcome combine(CombineArgs& args, void*) override {
-    return run(args, [](HostExec& exec, const CombineArgs& a) { directCombine(exec, a); });
+    return run(args, [](HostExec& exec, const CombineArgs& a) {
+      lowLatency(a.common) ? slotCombine(exec, a) : directCombine(exec, a);
+    });
   }
 
   Control readControl(const std::byte* control) override { return *reinterpret_cast<const Control*>(control); }
   HandleHead readHandle(const std::byte* head) override { return *reinterpret_cast<const HandleHead*>(head); }
 
  private:
+  static bool lowLatency(const CommonArgs& common) { return common.layout.shape.path == moePathLowLatency; }
+
   template <class Args, class Operation>
   Outcome run(Args& args, Operation operation) {
     Outcome outcome;

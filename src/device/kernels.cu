@@ -4,6 +4,8 @@
 #include "device/direct_dispatch.h"
 #include "device/exec_cuda.cuh"
 #include "device/kernels.h"
+#include "device/low_latency_combine.h"
+#include "device/low_latency_dispatch.h"
 
 namespace moe {
 namespace {
@@ -30,7 +32,34 @@ __global__ void __launch_bounds__(32 * kCombineWarps, 1) combineKernel(const __g
   if (exec.usable()) directCombine(exec, launch.op);
 }
 
+__global__ void __launch_bounds__(32 * kDispatchWarps, 1)
+    slotDispatchKernel(const __grid_constant__ DispatchLaunch launch) {
+  CudaExec exec(launch.grid, launch.op.common.control(), shared);
+  if (exec.usable()) {
+    slotDispatch(exec, launch.op);
+  } else if (blockIdx.x == 0 && launch.op.phases & kPhaseReceive) {
+    writeNoCounts(exec, launch.op);
+  }
+}
+
+__global__ void __launch_bounds__(32 * kDispatchWarps, 1)
+    slotCountKernel(const __grid_constant__ DispatchLaunch launch) {
+  CudaExec exec(launch.grid, launch.op.common.control(), shared);
+  if (exec.usable()) slotCount(exec, launch.op);
+}
+
+__global__ void __launch_bounds__(32 * kDispatchWarps, 1)
+    slotCombineKernel(const __grid_constant__ CombineLaunch launch) {
+  CudaExec exec(launch.grid, launch.op.common.control(), shared);
+  if (exec.usable()) slotCombine(exec, launch.op);
+}
+
 }  // namespace
+
+int64_t slotScratchBytes(const Layout& layout, int64_t tokens) {
+  return larger(SlotSender<CudaExec>::bytes(layout.shape, tokens),
+                SlotReceiver<CudaExec>::bytes(layout, kDispatchWarps));
+}
 
 int64_t dispatchItemBytes(const Layout& layout) {
   return larger(SendJob<CudaExec>::itemBytes(layout), PlaceJob<CudaExec>::itemBytes(layout.shape));
@@ -41,6 +70,9 @@ const void* kernelAddress(Kernel kernel) {
     case Kernel::kDispatch: return reinterpret_cast<const void*>(&dispatchKernel);
     case Kernel::kCount: return reinterpret_cast<const void*>(&countKernel);
     case Kernel::kCombine: return reinterpret_cast<const void*>(&combineKernel);
+    case Kernel::kSlotDispatch: return reinterpret_cast<const void*>(&slotDispatchKernel);
+    case Kernel::kSlotCount: return reinterpret_cast<const void*>(&slotCountKernel);
+    case Kernel::kSlotCombine: return reinterpret_cast<const void*>(&slotCombineKernel);
   }
   return nullptr;
 }

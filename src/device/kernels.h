@@ -17,13 +17,17 @@ struct CombineLaunch {
   CudaGrid grid;
 };
 
-enum class Kernel { kDispatch, kCount, kCombine };
+enum class Kernel { kDispatch, kCount, kCombine, kSlotDispatch, kSlotCount, kSlotCombine };
+constexpr Kernel kKernels[] = {Kernel::kDispatch,     Kernel::kCount,     Kernel::kCombine,
+                               Kernel::kSlotDispatch, Kernel::kSlotCount, Kernel::kSlotCombine};
 
 // The address that cudaLaunchKernel and cudaFuncSetAttribute take.
 const void* kernelAddress(Kernel kernel);
 
 // Most bytes of an item of dispatch.
 int64_t dispatchItemBytes(const Layout& layout);
+// What a block of the low-latency path wants to keep in fast memory, if `tokens` of what is sent are its own.
+int64_t slotScratchBytes(const Layout& layout, int64_t tokens);
 
 // Warps of a block. Combine wants registers more than warps: the stages leave no room in the first-level cache for
 // registers that are spilled.

@@ -52,6 +52,26 @@ __device__ __forceinline__ void fenceSys() {
   asm volatile("fence.acq_rel.sys;" ::: "memory");
 #endif
 }
+// A tagged word of 16 bytes, in one access.
+struct TaggedWord {
+  uint32_t data[3], tag;
+};
+__device__ __forceinline__ TaggedWord loadTagged(const std::byte* word) {
+  uint64_t low, high;
+  asm volatile("{\n.reg .b128 word;\nld.relaxed.sys.global.b128 word, [%2];\nmov.b128 {%0, %1}, word;\n}"
+               : "=l"(low), "=l"(high)
+               : "l"(word)
+               : "memory");
+  return {{static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32), static_cast<uint32_t>(high)},
+          static_cast<uint32_t>(high >> 32)};
+}
+__device__ __forceinline__ void storeTagged(std::byte* word, const TaggedWord& value) {
+  uint64_t low = value.data[0] | static_cast<uint64_t>(value.data[1]) << 32;
+  uint64_t high = value.data[2] | static_cast<uint64_t>(value.tag) << 32;
+  asm volatile("{\n.reg .b128 word;\nmov.b128 word, {%1, %2};\nst.relaxed.sys.global.b128 [%0], word;\n}" ::"l"(word),
+               "l"(low), "l"(high)
+               : "memory");
+}
 __device__ __forceinline__ uint32_t addAcqRelGpu(uint32_t* word, uint32_t amount) {
   uint32_t before;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(amount) : "memory");

@@ -117,6 +117,10 @@ class Workspace {
   MOE_HD int32_t* indexes(int64_t token) const {
     return at<int32_t>(layout_.workspace.indexes) + token * layout_.shape.topk;
   }
+  MOE_HD uint32_t* skipped(int64_t block) const { return at<uint32_t>(layout_.workspace.skipped) + block; }
+  MOE_HD std::byte* heads(int64_t block) const {
+    return at<std::byte>(layout_.workspace.heads) + block * kMaxBlockWarps * headBytes(layout_.record, layout_.shape);
+  }
   MOE_HD std::byte* places(int block) const {
     return at<std::byte>(layout_.workspace.places + block * layout_.workspace.placeStride);
   }
@@ -138,6 +142,9 @@ class HandleView {
   MOE_HD int32_t* ids(int64_t token) const { return at<int32_t>(layout_.handle.ids) + token * layout_.shape.topk; }
   MOE_HD float* weights(int64_t token) const { return at<float>(layout_.handle.weights) + token * layout_.shape.topk; }
   MOE_HD TokenRanks* ranks(int64_t token) const { return at<TokenRanks>(layout_.handle.ranks) + token; }
+  MOE_HD int32_t* goals(int64_t token) const {
+    return at<int32_t>(layout_.handle.goals) + token * layout_.shape.distinct;
+  }
   MOE_HD int64_t* sourceRows(int source) const { return at<int64_t>(layout_.handle.sourceRows) + source; }
   MOE_HD int32_t* sourceChunks(int source) const { return at<int32_t>(layout_.handle.sourceChunks) + source; }
   MOE_HD int64_t* sourceFirst(int source) const { return at<int64_t>(layout_.handle.sourceFirst) + source; }

@@ -30,7 +30,8 @@ constexpr Name<moeLayout_t> kLayouts[] = {
 constexpr Name<moeIdType_t> kIdTypes[] = {{"int32", moeInt32}, {"int64", moeInt64}};
 constexpr Name<moeBackend_t> kBackends[] = {
     {"auto", moeBackendAuto}, {"host", moeBackendHost}, {"cuda", moeBackendCuda}};
-constexpr Name<moePath_t> kPaths[] = {{"auto", moePathAuto}, {"direct", moePathDirect}};
+constexpr Name<moePath_t> kPaths[] = {
+    {"auto", moePathAuto}, {"direct", moePathDirect}, {"low-latency", moePathLowLatency}};
 constexpr Name<Op> kOps[] = {{"roundtrip", Op::kRoundtrip}, {"dispatch", Op::kDispatch}, {"combine", Op::kCombine}};
 constexpr Name<BaselineKind> kBaselines[] = {{"none", BaselineKind::kNone}, {"nccl", BaselineKind::kNccl}};
 constexpr Name<InitKind> kInits[] = {{"auto", InitKind::kAuto}, {"nccl", InitKind::kNccl}};
@@ -55,7 +56,7 @@ const std::vector<Later>& laterOptions() {
       {"--baseline", {"none", "nccl", "mpi"}, {"none", "nccl"}},
       {"--nodes", {}, {"0", "1"}},
       {"--transport", {"auto", "tcp", "verbs"}, {"auto"}},
-      {"--path", {"auto", "direct", "hybrid", "low-latency", "bounded", "pull"}, {"auto", "direct"}},
+      {"--path", {"auto", "direct", "hybrid", "low-latency", "bounded", "pull"}, {"auto", "direct", "low-latency"}},
       {"--window", {}, {}},
       {"--block-m", {}, {}},
       {"--tune", {}, {}},
@@ -184,7 +185,7 @@ void declareSizes(CLI::App& app, Options& o, Texts& t) {
 
 void declareChoices(CLI::App& app, Options& o, Texts& t) {
   app.add_option("--backend", t.backend, "auto, host or cuda (auto)");
-  app.add_option("--path", t.path, "auto or direct (auto)");
+  app.add_option("--path", t.path, "auto, direct or low-latency (auto)");
   app.add_option("--op", t.op, "what is timed: roundtrip, dispatch or combine (roundtrip)");
   app.add_option("--routing", t.routing,
                  "uniform, zipf:A, node-limited:M, same, masked:P, last or file:PATH (uniform)");

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// CudaExec: flag-in-data.
+#pragma once
+
+#include "device/exec_cuda_wait.cuh"
+
+namespace moe {
+
+// Whether waiting for tagged words is over, as waitIsOver has it. `count` words, `stride` bytes apart.
+__device__ __noinline__ inline bool taggedWaitIsOver(const CudaGrid& grid, const std::byte* words, int count,
+                                                     int64_t stride, uint32_t tag, Awaited awaited, int peer,
+                                                     uint64_t start) {
+  if (ptx::loadRelaxedGpu(grid.failed)) return true;
+  int culprit = peer;
+  int32_t code = verdict(grid, peer, &culprit);
+  if (code == moeSuccess && ptx::globalTimerNs() - start > grid.timeoutNs) code = moeTimeout;
+  if (code == moeSuccess) return false;
+  // What a rank wrote before it left still counts.
+  for (int w = 0; w < count; ++w) {
+    uint32_t seen = ptx::loadTagged(words + w * stride).tag;
+    if (seen == tag) continue;
+    reportFailure(grid, code, awaited, culprit, tag, seen);
+    return true;
+  }
+  return false;
+}
+
+// Polls kCount words, kStride bytes apart, all in flight together.
+template <int kCount, int kStride>
+__device__ __forceinline__ bool getWords(const CudaGrid& grid, const std::byte* words, uint32_t tag, Awaited awaited,
+                                         int peer, uint32_t* data) {
+  constexpr int kEager = 64, kPause = 20;
+  uint64_t start = 0;
+#pragma unroll 1
+  for (int polls = 1;; ++polls) {
+    ptx::TaggedWord word[kCount];
+    bool came = true;
+#pragma unroll
+    for (int w = 0; w < kCount; ++w) word[w] = ptx::loadTagged(words + w * kStride);
+#pragma unroll
+    for (int w = 0; w < kCount; ++w) {
+      came = came && word[w].tag == tag;
+      for (int i = 0; i < 3; ++i) data[3 * w + i] = word[w].data[i];
+    }
+    if (came) return true;
+    if (polls < kEager) continue;
+    __nanosleep(kPause);
+    if (polls % kPollsPerLook != 0) continue;
+    if (start == 0) start = ptx::globalTimerNs();
+    if (taggedWaitIsOver(grid, words, kCount, kStride, tag, awaited, peer, start)) return false;
+  }
+}
+
+__device__ __forceinline__ bool CudaExec::getTagged(const std::byte* word, uint32_t tag, Awaited awaited, int peer,
+                                                    uint32_t* data) const {
+  return getWords<1, 0>(grid_, word, tag, awaited, peer, data);
+}
+__device__ __forceinline__ bool CudaExec::getUnit(const std::byte* row, int64_t unit, uint32_t tag, Awaited awaited,
+                                                  int peer, Unit* data) const {
+  constexpr int kStride = kUnitsPerBlock * kTaggedWord;
+  return getWords<kUnitWords, kStride>(grid_, row + Unit::wordAt(unit, 0), tag, awaited, peer, data->words);
+}
+
+__device__ __forceinline__ void CudaExec::putUnit(std::byte* row, int64_t unit, uint32_t tag, const Unit& data) {
+#pragma unroll
+  for (int w = 0; w < kUnitWords; ++w) {
+    const uint32_t* words = data.words + 3 * w;
+    putTagged(row + Unit::wordAt(unit, w), tag, words[0], words[1], words[2]);
+  }
+}
+
+__device__ __forceinline__ Unit CudaExec::loadUnit(const std::byte* row, int64_t unit, int64_t bytes) {
+  Unit data{};
+  bool wide = aligned(row, row, bytes, 16);
+#pragma unroll
+  for (int v = 0; v < Unit::kVectors; ++v) {
+    const std::byte* from = row + Unit::vectorAt(unit, v);
+    auto size = static_cast<int>(Unit::vectorBytes(unit, v, bytes));
+    if (size == 0) continue;
+    if (wide) {
+      int4 words = ptx::loadOnce(from);
+      data.words[4 * v] = static_cast<uint32_t>(words.x);
+      data.words[4 * v + 1] = static_cast<uint32_t>(words.y);
+      data.words[4 * v + 2] = static_cast<uint32_t>(words.z);
+      data.words[4 * v + 3] = static_cast<uint32_t>(words.w);
+    } else {
+#pragma unroll
+      for (int b = 0; b < Unit::kVectorBytes; ++b) {
+        if (b < size)
+          data.words[4 * v + b / 4] |= static_cast<uint32_t>(static_cast<uint8_t>(from[b])) << (8 * (b % 4));
+      }
+    }
+  }
+  return data;
+}
+
+__device__ __forceinline__ void CudaExec::storeUnit(std::byte* row, int64_t unit, int64_t bytes, const Unit& data) {
+  bool wide = aligned(row, row, bytes, 16);
+#pragma unroll
+  for (int v = 0; v < Unit::kVectors; ++v) {
+    std::byte* to = row + Unit::vectorAt(unit, v);
+    auto size = static_cast<int>(Unit::vectorBytes(unit, v, bytes));
+    if (size == 0) continue;
+    const uint32_t* words = data.words + 4 * v;
+    if (wide) {
+      ptx::storeGlobal(to, int4{static_cast<int>(words[0]), static_cast<int>(words[1]), static_cast<int>(words[2]),
+                                static_cast<int>(words[3])});
+    } else {
+#pragma unroll
+      for (int b = 0; b < Unit::kVectorBytes; ++b) {
+        if (b < size) to[b] = static_cast<std::byte>(words[b / 4] >> (8 * (b % 4)));
+      }
+    }
+  }
+}
+
+}  // namespace moe

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+// The low-latency path's combine: partial rows travel with their tags, and are added as they arrive.
+#pragma once
+
+#include "device/direct_partials.h"
+#include "device/finish.h"
+#include "device/low_latency_window.h"
+#include "device/numbers.h"
+
+namespace moe {
+
+// The sum of units, in fp32, in the order in which they come. Multiplication and addition round apart.
+template <class Number>
+class UnitSum {
+ public:
+  MOE_PROTOCOL void add(const Unit& unit, bool weighted, float weight) {
+    MOE_UNROLL for (int e = 0; e < kCount; ++e) {
+      float value = Number::load(element(unit, e));
+      if (weighted) value = weight * value;
+      values_[e] = any_ ? values_[e] + value : value;
+    }
+    any_ = true;
+  }
+  MOE_PROTOCOL Unit rounded() const {
+    Unit unit{};
+    MOE_UNROLL for (int e = 0; e < kCount; ++e) {
+      if constexpr (sizeof(Number) == 4) {
+        unit.words[e] = __builtin_bit_cast(uint32_t, Number::store(values_[e]));
+      } else {
+        auto bits = __builtin_bit_cast(uint16_t, Number::store(values_[e]));
+        unit.words[e / 2] |= uint32_t{bits} << (16 * (e % 2));
+      }
+    }
+    return unit;
+  }
+
+ private:
+  static constexpr int kCount = static_cast<int>(kUnitBytes / static_cast<int64_t>(sizeof(Number)));
+
+  MOE_PROTOCOL static Number element(const Unit& unit, int e) {
+    if constexpr (sizeof(Number) == 4) {
+      return __builtin_bit_cast(Number, unit.words[e]);
+    } else {
+      return __builtin_bit_cast(Number, static_cast<uint16_t>(unit.words[e / 2] >> (16 * (e % 2))));
+    }
+  }
+
+  float values_[kCount]{};
+  bool any_ = false;
+};
+
+// One block's part of a combine.
+template <class X>
+class SlotCombine {
+ public:
+  MOE_PROTOCOL SlotCombine(X& x, const CombineArgs& a, const Epoch& epoch)
+      : x_(x),
+        a_(a),
+        layout_(a.common.layout),
+        shape_(layout_.shape),
+        handle_(a.common),
+        epoch_(epoch),
+        tag_(tagOf(epoch)),
+        units_(rowUnits(shape_.combineRowBytes)) {}
+
+  // Tells every source which dispatch this rank combines, or that it refuses to.
+  MOE_PROTOCOL void sendHeads() const {
+    uint64_t dispatched = a_.common.handle ? a_.common.handleHead()->dispatchEpoch : 0;
+    MOE_ROLL for (int peer = x_.thread(); peer < shape_.nranks; peer += x_.threads()) {
+      x_.putTagged(windowOf(peer).head(shape_.rank), tag_, static_cast<uint32_t>(dispatched),
+                   static_cast<uint32_t>(a_.common.refusal), 0);
+    }
+  }
+
+  // Adds and sends the rows of share `share` of `shares`.
+  template <class Number>
+  MOE_PROTOCOL void sendRows(int share, int shares) const {
+    ExpertRows outputs(a_);
+    int64_t most = 0;
+    MOE_ROLL for (int source = 0; source < shape_.nranks; ++source) most = larger(most, *handle_.sourceRows(source));
+    Slices slices(x_, most * shape_.nranks, ceilDiv(units_, kUnitsPerBlock), share, shares);
+    Slices::Slice slice;
+    while (slices.take(&slice)) {
+      auto source = static_cast<int>(slice.row % shape_.nranks);
+      int64_t slot = slice.row / shape_.nranks;
+      if (slot >= *handle_.sourceRows(source)) continue;
+      int32_t token = *handle_.token(source, slot), ordinal = *handle_.ordinal(source, slot);
+      const std::byte* row = nullptr;
+      if (!shape_.expertLayout()) row = outputs.row(source, slot, *handle_.sourceFirst(source));
+      forUnits(x_, units_, slice.number, [&](int64_t unit) {
+        Unit sum{};
+        if (shape_.expertLayout()) {
+          sum = sumOf<Number>(source, slot, unit);
+        } else if (row) {
+          sum = x_.loadUnit(row, unit, shape_.combineRowBytes);
+        }
+        x_.putUnit(windowOf(source).row(token, ordinal), unit, tag_, sum);
+        return true;
+      });
+    }
+  }
+
+  // Waits for the heads of all senders. All threads of the block get the same refusal; false after a failure.
+  MOE_PROTOCOL bool awaitHeads(Refusal* refusal) const {
+    bool ok = true, fine = true;
+    MOE_ROLL for (int sender = x_.thread(); ok && sender < shape_.nranks; sender += x_.threads()) {
+      Refusal found{};
+      ok = takeHead(sender, &found);
+      fine = fine && ok && found.code == 0;
+    }
+    *refusal = {0, 0, 0, 0};
+    if (x_.barrier(fine)) return true;
+    if (!x_.barrier(ok)) return false;
+    MOE_ROLL for (int sender = 0; refusal->code == 0 && sender < shape_.nranks; ++sender) {
+      if (!takeHead(sender, refusal)) return false;
+    }
+    return true;
+  }
+
+  // Adds the partial rows of share `share` of `shares` of this rank's tokens. False after a failure.
+  template <class Number>
+  MOE_PROTOCOL bool receiveRows(int share, int shares) const {
+    PartialWindow window = windowOf(shape_.rank);
+    Slices slices(x_, a_.common.handleHead()->numTokens, ceilDiv(units_, kUnitsPerBlock), share, shares);
+    Slices::Slice slice;
+    bool ok = true;
+    while (ok && slices.take(&slice)) {
+      TokenRanks ranks = *handle_.ranks(slice.row);
+      std::byte* out = a_.output.data + slice.row * a_.output.stride;
+      ok = forUnits(x_, units_, slice.number, [&](int64_t unit) {
+        UnitSum<Number> sum;
+        MOE_ROLL for (int ordinal = 0; ordinal < ranks.count; ++ordinal) {
+          Unit partial;
+          int sender = handle_.goals(slice.row)[ordinal];
+          if (!x_.getUnit(window.row(slice.row, ordinal), unit, tag_, Awaited::kCombineRows, sender, &partial)) {
+            return false;
+          }
+          sum.add(partial, false, 1.0f);
+        }
+        x_.storeUnit(out, unit, shape_.combineRowBytes, sum.rounded());
+        return true;
+      });
+    }
+    return ok;
+  }
+
+ private:
+  MOE_PROTOCOL PartialWindow windowOf(int peer) const {
+    return PartialWindow(layout_, a_.common.windows[peer], epoch_);
+  }
+
+  // A unit of the sum of a record's rows.
+  template <class Number>
+  MOE_PROTOCOL Unit sumOf(int source, int64_t slot, int64_t unit) const {
+    constexpr int kBatch = 4;  // loads in flight
+    UnitSum<Number> sum;
+    const int32_t* rows = handle_.rows(source, slot);
+    const float* weights = handle_.rowWeights(source, slot);
+    MOE_ROLL for (int from = 0; from < shape_.topk; from += kBatch) {
+      int32_t row[kBatch];
+      Unit data[kBatch];
+      MOE_UNROLL for (int b = 0; b < kBatch; ++b) row[b] = from + b < shape_.topk ? rows[from + b] : -1;
+      MOE_UNROLL for (int b = 0; b < kBatch; ++b) {
+        if (row[b] >= 0) data[b] = x_.loadUnit(a_.rows.data + row[b] * a_.rows.stride, unit, shape_.combineRowBytes);
+      }
+      MOE_UNROLL for (int b = 0; b < kBatch; ++b) {
+        if (row[b] >= 0) sum.add(data[b], a_.applyWeights, weights[from + b]);
+      }
+    }
+    return sum.rounded();
+  }
+
+  // A sender's refusal, or a handle of another dispatch.
+  MOE_PROTOCOL bool takeHead(int sender, Refusal* refusal) const {
+    uint32_t head[3];
+    if (!x_.getTagged(windowOf(shape_.rank).head(sender), tag_, Awaited::kCombineHead, sender, head)) return false;
+    uint64_t mine = a_.common.handle ? a_.common.handleHead()->dispatchEpoch : 0;
+    if (head[1] != 0) {
+      *refusal = {static_cast<int32_t>(head[1]), sender, 0, 0};
+    } else if (a_.common.handle && head[0] != static_cast<uint32_t>(mine)) {
+      // Both are recent: they differ by less than half of what 32 bits hold.
+      auto seen = static_cast<int64_t>(mine) + static_cast<int32_t>(head[0] - static_cast<uint32_t>(mine));
+      *refusal = {moeMismatch, sender, seen, static_cast<int64_t>(mine)};
+    }
+    return true;
+  }
+
+  X& x_;
+  const CombineArgs& a_;
+  const Layout& layout_;
+  const Shape& shape_;
+  HandleView handle_;
+  Epoch epoch_;
+  uint32_t tag_;
+  int64_t units_;  // of a row
+};
+
+// The receiving half: share `share`, that of a block. All warps of the block; false after a failure.
+template <class Number, class X>
+MOE_PROTOCOL bool receivePartials(X& x, const CombineArgs& a, const SlotCombine<X>& part, int share) {
+  Refusal refusal;
+  if (!part.awaitHeads(&refusal)) return false;
+  if (refusal.code != 0) {
+    if (share == 0 && x.thread() == 0) tellOutcome(a.common, refusal);
+    return true;
+  }
+  int workers = workersOf(a.common);
+  return share >= workers || part.template receiveRows<Number>(share, workers);
+}
+
+template <class Number, class X>
+MOE_PROTOCOL bool slotCombineOf(X& x, const CombineArgs& a, const Epoch& epoch) {
+  Control* control = a.common.control();
+  SlotCombine<X> part(x, a, epoch);
+  int blocks = a.common.blocks, workers = workersOf(a.common);
+  if (x.block() == blocks - 1) {
+    tellConsumed(x, a.common, consumedBefore(a), x.threads() - 1 - x.thread(), x.threads());
+  }
+  if (!x.barrier(peersConsumed(x, a.common, epoch, consumedCombine, consumedBefore(a)))) return false;
+  if (x.block() == 0) part.sendHeads();
+  if (a.common.handle && x.block() < workers) part.template sendRows<Number>(x.block(), workers);
+  bool stays = x.barrier(x.thread() != 0 || x.allStart(&control->ticket, blocks));
+  if (!stays) skipShare(x, a.common);
+  if (!x.barrier(!stays || receivePartials<Number>(x, a, part, x.block()))) return false;
+  if (!x.lastBlock(&control->finishedBlocks, blocks)) return true;
+  MOE_ROLL for (int block = 0; control->skippedShares != 0 && block < blocks; ++block) {
+    if (takeShare(x, a.common, block) && !x.barrier(receivePartials<Number>(x, a, part, block))) return false;
+  }
+  if (x.thread() != 0) return true;
+  if (a.common.handle) countReturned(a);
+  resetCounters(x, control);
+  finishCombine(a, epoch);
+  return true;
+}
+
+// A combine on every warp of the grid. False after a failure, which the Exec has recorded.
+template <class X>
+MOE_PROTOCOL bool slotCombine(X& x, const CombineArgs& a) {
+  Control* control = a.common.control();
+  // A refused dispatch was refused on all ranks: all leave its combine out, and nobody is told.
+  if (a.common.handle && a.common.handleHead()->refusal != 0) {
+    if (!x.lastBlock(&control->finishedBlocks, a.common.blocks) || x.thread() != 0) return true;
+    resetCounters(x, control);
+    const HandleHead& head = *a.common.handleHead();
+    tellOutcome(a.common, {static_cast<int32_t>(head.refusal), static_cast<int32_t>(head.refusedBy), 0, 0});
+    return true;
+  }
+  Epoch epoch(control->combineEpoch + 1, a.common.layout.shape);
+  switch (a.common.layout.shape.combineType) {
+    case moeFloat32: return slotCombineOf<Float32>(x, a, epoch);
+    case moeFloat16: return slotCombineOf<Float16>(x, a, epoch);
+    default: return slotCombineOf<Bfloat16>(x, a, epoch);
+  }
+}
+
+}  // namespace moe

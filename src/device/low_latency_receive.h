@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// The low-latency path, receiving half of dispatch: rows are put where they belong as their words arrive.
+#pragma once
+
+#include "device/low_latency_window.h"
+#include "device/notes.h"
+#include "device/small_outputs.h"
+
+namespace moe {
+
+// What one block knows about a dispatch that comes in.
+template <class X>
+class SlotArrivals : public Places<X> {
+ public:
+  MOE_PROTOCOL SlotArrivals(X& x, const DispatchArgs& a, const Epoch& epoch)
+      : Places<X>(x, a, nullptr, 4 * int64_t{a.common.layout.shape.localExperts()}),
+        window_(a.common.layout, a.common.window(), epoch),
+        tag_(tagOf(epoch)) {
+    this->counts_ = this->memory_ + layout_.workspace.counts;
+  }
+
+  MOE_PROTOCOL const SlotWindow& window() const { return window_; }
+  MOE_PROTOCOL uint32_t tag() const { return tag_; }
+
+  // Waits for all counts. All warps of the block.
+  MOE_PROTOCOL bool waitForCounts() {
+    int64_t words = 1 + (shape_.expertLayout() ? ceilDiv(this->local(), 3) : 0);
+    bool ok = true;
+    MOE_ROLL for (int64_t i = x_.thread(); ok && i < words * shape_.nranks; i += x_.threads()) {
+      ok = takeWord(static_cast<int>(i / words), i % words);
+    }
+    return x_.barrier(ok);
+  }
+
+ private:
+  using Places<X>::x_;
+  using Places<X>::layout_;
+  using Places<X>::shape_;
+
+  MOE_PROTOCOL bool takeWord(int source, int64_t word) {
+    uint32_t data[3];
+    if (!x_.getTagged(window_.counts(source, word), tag_, Awaited::kCounts, source, data)) return false;
+    if (word == 0) {
+      int64_t tokens = data[0], rows = data[1];
+      if (tokens > shape_.maxTokens || rows > tokens) {
+        x_.fail(moeInternalError, Awaited::kValidCounts, source, data[0], data[1]);
+        return false;
+      }
+      this->sources_[source] = {static_cast<int32_t>(tokens), static_cast<int32_t>(rows), 0, 1,
+                                static_cast<int32_t>(data[2])};
+      return true;
+    }
+    auto* counts = reinterpret_cast<int32_t*>(this->memory_ + layout_.workspace.counts) + source * this->local();
+    MOE_UNROLL for (int e = 0; e < 3; ++e) {
+      int64_t local = 3 * (word - 1) + e;
+      if (local < this->local()) counts[local] = static_cast<int32_t>(data[e]);
+    }
+    return true;
+  }
+
+  SlotWindow window_;
+  uint32_t tag_;
+};
+
+// Takes records out of their slots.
+template <class X>
+class SlotReceiver {
+ public:
+  MOE_PROTOCOL SlotReceiver(X& x, const DispatchArgs& a, const SlotArrivals<X>& arrivals, const Epoch& epoch)
+      : x_(x),
+        a_(a),
+        layout_(a.common.layout),
+        shape_(layout_.shape),
+        arrivals_(arrivals),
+        notes_(a, arrivals),
+        records_(DispatchWindow(layout_, a.common.window(), epoch).record(0, 0)) {
+    std::byte* heads = x.blockScratch(bytes(layout_, x.warps()));
+    if (!heads) heads = Workspace(a.common).heads(x.block());
+    head_ = heads + x.warp() * headBytes(layout_.record, shape_);
+  }
+
+  MOE_HD static int64_t bytes(const Layout& layout, int64_t warps) {
+    return warps * headBytes(layout.record, layout.shape);
+  }
+
+  // Share `share` of `shares`. All warps of the block; false after a failure.
+  MOE_PROTOCOL bool run(int share, int shares) {
+    int64_t most = 0;
+    MOE_ROLL for (int source = 0; source < shape_.nranks; ++source) {
+      most = larger(most, arrivals_.source(source).tokens);
+    }
+    Slices slices(x_, most * shape_.nranks, layout_.slot.allSlices, share, shares);
+    Slices::Slice slice;
+    while (slices.take(&slice)) {
+      auto source = static_cast<int>(slice.row % shape_.nranks);
+      int64_t token = slice.row / shape_.nranks;
+      if (token < arrivals_.source(source).tokens && !take(source, token, slice.number)) return false;
+    }
+    return true;
+  }
+
+ private:
+  // A slice of a token's record, if it comes here. All lanes of the warp.
+  MOE_PROTOCOL bool take(int source, int64_t token, int32_t number) {
+    if (!takeEntries(source, token)) return false;
+    int32_t slot = rows()[shape_.topk];
+    if (slot < 0) return true;
+    if (slot >= arrivals_.source(source).rows) return broken(source, static_cast<uint64_t>(slot), token);
+    if (!placeEntries(source, slot, number == 0)) return false;
+    bool ok = forPayloadUnits(x_, layout_, number,
+                              [&](int payload, int64_t unit) { return takeUnit(source, token, payload, unit); });
+    x_.warpBarrier();
+    return x_.warpAll(ok);
+  }
+
+  // Fetches the record's slot, head and entries.
+  MOE_PROTOCOL bool takeEntries(int source, int64_t token) {
+    bool ok = true;
+    x_.warpBarrier();
+    MOE_ROLL for (int word = x_.lane(); ok && word <= shape_.topk; word += x_.lanes()) {
+      uint32_t data[3];
+      const std::byte* from = arrivals_.window().slot(source, token) + word * kTaggedWord;
+      ok = x_.getTagged(from, arrivals_.tag(), Awaited::kRows, source, data);
+      if (word == 0) {
+        rows()[shape_.topk] = static_cast<int32_t>(data[0]);
+        // Entries that repeat an expert add to its weight; to look for them costs little.
+        *at<RecordHead>(layout_.record.head) = {static_cast<int32_t>(token), 1, data[1] | uint64_t{data[2]} << 32};
+        continue;
+      }
+      at<int32_t>(layout_.record.ids)[word - 1] = static_cast<int32_t>(data[0]);
+      if (shape_.expertLayout()) at<int32_t>(layout_.record.indexes)[word - 1] = static_cast<int32_t>(data[1]);
+      at<float>(layout_.record.weights)[word - 1] = __builtin_bit_cast(float, data[2]);
+    }
+    x_.warpBarrier();
+    return x_.warpAll(ok);
+  }
+
+  // Finds the entries' output rows. One of the warps that have a slice of the record notes them.
+  MOE_PROTOCOL bool placeEntries(int source, int32_t slot, bool notes) {
+    const std::byte* base = head_ - layout_.record.head;
+    bool ok = true;
+    int32_t found = 0;
+    MOE_ROLL for (int k = x_.lane(); k < shape_.topk; k += x_.lanes()) {
+      auto entry = notes_.load(base, k);
+      rows()[k] = notes ? notes_.noteEntry(entry, base, source, slot, k, &found, &ok)
+                        : notes_.rowOf(entry, source, slot, k, &ok);
+    }
+    found = x_.scan(found).total;
+    x_.warpBarrier();
+    return x_.warpAll(ok) && (!notes || found == 1) ? true : broken(source, static_cast<uint64_t>(slot), found);
+  }
+
+  MOE_PROTOCOL bool takeUnit(int source, int64_t token, int payload, int64_t unit) const {
+    const std::byte* words = arrivals_.window().slot(source, token) + layout_.slot.payload[payload];
+    Unit data;
+    if (!x_.getUnit(words, unit, arrivals_.tag(), Awaited::kRows, source, &data)) return false;
+    const RowsOut out = outputOf(payload);
+    MOE_ROLL for (int k = 0; k < shape_.topk; ++k) {
+      int64_t row = rows()[k];
+      if (row >= 0) x_.storeUnit(out.data + row * out.stride, unit, shape_.payloadBytes[payload], data);
+    }
+    return true;
+  }
+
+  MOE_PROTOCOL bool broken(int source, uint64_t slot, int64_t token) const {
+    x_.fail(moeInternalError, Awaited::kValidCounts, source, slot, static_cast<uint64_t>(token));
+    return false;
+  }
+
+  template <class T>
+  MOE_PROTOCOL T* at(int64_t offset) const {
+    return reinterpret_cast<T*>(head_ + (offset - layout_.record.head));
+  }
+  // The output rows of the entries follow the head, and then the record's slot.
+  MOE_PROTOCOL int32_t* rows() const { return at<int32_t>(layout_.record.end); }
+  // Views lie in this rank's own window.
+  MOE_PROTOCOL RowsOut outputOf(int payload) const {
+    if (!a_.views) return a_.outputs[payload];
+    return {records_ + layout_.record.payload[payload], layout_.record.stride};
+  }
+
+  X& x_;
+  const DispatchArgs& a_;
+  const Layout& layout_;
+  const Shape& shape_;
+  const SlotArrivals<X>& arrivals_;
+  Notes<X> notes_;
+  std::byte* records_;  // of views
+  std::byte* head_;     // of the warp's record, as RecordLayout has it
+};
+
+}  // namespace moe

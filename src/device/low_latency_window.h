@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the low-latency path writes into windows, in tagged words.
+#pragma once
+
+#include "device/tagged.h"
+#include "device/window_view.h"
+
+namespace moe {
+
+// One buffer of the dispatch half.
+class SlotWindow {
+ public:
+  MOE_HD SlotWindow(const Layout& layout, std::byte* window, const Epoch& epoch)
+      : layout_(layout), base_(window + layout.window.dispatchBuffers + epoch.buffer * layout.window.dispatchBytes) {}
+
+  // Word `word` of a source's counts: the first has tokens, records and refusal, each of the others three experts.
+  MOE_HD std::byte* counts(int source, int64_t word) const {
+    return base_ + layout_.window.taggedCounts + source * layout_.window.taggedCountStride + word * kTaggedWord;
+  }
+  // A token's slot: the first word has the record's slot and rankFirsts, then one for each entry, then the payloads.
+  MOE_HD std::byte* slot(int source, int64_t token) const {
+    return base_ + layout_.window.slots + (source * layout_.shape.maxTokens + token) * layout_.slot.stride;
+  }
+  MOE_HD std::byte* entry(int source, int64_t token, int64_t k) const {
+    return slot(source, token) + (1 + k) * kTaggedWord;
+  }
+
+ private:
+  const Layout& layout_;
+  std::byte* base_;
+};
+
+// One buffer of the combine half.
+class PartialWindow {
+ public:
+  MOE_HD PartialWindow(const Layout& layout, std::byte* window, const Epoch& epoch)
+      : layout_(layout), base_(window + layout.window.combineBuffers + epoch.buffer * layout.window.combineBytes) {}
+
+  MOE_HD std::byte* head(int sender) const { return base_ + layout_.window.taggedHeads + sender * kSignalStride; }
+  MOE_HD std::byte* row(int64_t token, int64_t ordinal) const {
+    return base_ + layout_.window.taggedRows +
+           (token * layout_.shape.distinct + ordinal) * layout_.window.taggedRowStride;
+  }
+
+ private:
+  const Layout& layout_;
+  std::byte* base_;
+};
+
+// Work that all warps of some blocks share: so many rows, each cut into slices. Warps of a block take the slices of one
+// row.
+class Slices {
+ public:
+  // Share `share` of `shares`.
+  template <class X>
+  MOE_PROTOCOL Slices(const X& x, int64_t rows, int64_t slices, int share, int shares)
+      : perRow_(static_cast<uint32_t>(ceilDiv(slices, X::kSlices))),
+        next_(static_cast<uint32_t>(x.warp())),
+        step_(static_cast<uint32_t>(x.warps())),
+        share_(static_cast<uint32_t>(share)),
+        shares_(static_cast<uint32_t>(shares)),
+        rows_(static_cast<uint32_t>(rows)) {}
+
+  struct Slice {
+    int64_t row;
+    int32_t number;  // of the row: kSlices slices from number * kSlices on
+  };
+  // False after the last one.
+  MOE_PROTOCOL bool take(Slice* slice) {
+    uint32_t row = next_ / perRow_ * shares_ + share_;
+    if (row >= rows_) return false;
+    *slice = {row, static_cast<int32_t>(next_ % perRow_)};
+    next_ += step_;
+    return true;
+  }
+
+ private:
+  uint32_t perRow_, next_, step_, share_, shares_, rows_;
+};
+
+// Calls use(unit) for those of a row's units, `units` in all, that are this lane's in slices number * kSlices and on.
+// False once use does.
+template <class X, class Use>
+MOE_PROTOCOL bool forUnits(const X& x, int64_t units, int64_t number, Use use) {
+  int64_t begin = number * X::kSlices * kUnitsPerBlock, end = smaller(units, begin + X::kSlices * kUnitsPerBlock);
+  MOE_ROLL for (int64_t unit = begin + x.lane(); unit < end; unit += x.lanes()) {
+    if (!use(unit)) return false;
+  }
+  return true;
+}
+// The same for a record's payloads, one after the other: use(payload, unit).
+template <class X, class Use>
+MOE_PROTOCOL bool forPayloadUnits(const X& x, const Layout& layout, int64_t number, Use use) {
+  int64_t first = 0, begin = number * X::kSlices, end = begin + X::kSlices;
+  MOE_ROLL for (int payload = 0; payload < layout.shape.payloads; ++payload) {
+    MOE_ROLL for (int64_t slice = larger(begin, first); slice < smaller(end, first + layout.slot.slices[payload]);
+                  ++slice) {
+      int64_t from = (slice - first) * kUnitsPerBlock;
+      int64_t to = smaller(layout.slot.units[payload], from + kUnitsPerBlock);
+      MOE_ROLL for (int64_t unit = from + x.lane(); unit < to; unit += x.lanes()) {
+        if (!use(payload, unit)) return false;
+      }
+    }
+    first += layout.slot.slices[payload];
+  }
+  return true;
+}
+
+// Blocks may leave their shares of what arrives to the last one: they note that, and it asks for each of them. All
+// warps of the block.
+template <class X>
+MOE_PROTOCOL void skipShare(X& x, const CommonArgs& common) {
+  if (x.thread() != 0) return;
+  *Workspace(common).skipped(x.block()) = 1;
+  x.arrive(&common.control()->skippedShares);
+}
+template <class X>
+MOE_PROTOCOL bool takeShare(X& x, const CommonArgs& common, int block) {
+  uint32_t* skipped = Workspace(common).skipped(block);
+  bool taken = *skipped != 0;
+  if (!x.barrier(taken)) return false;
+  if (x.thread() == 0) *skipped = 0;
+  return true;
+}
+
+// Blocks that do the work; a last one tells peers what has been read, since its fence takes long.
+MOE_PROTOCOL int workersOf(const CommonArgs& common) { return common.blocks > 1 ? common.blocks - 1 : 1; }
+
+}  // namespace moe

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the low-latency path cuts rows into units, and deals slices out.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <set>
+#include <vector>
+
+#include "device/low_latency_window.h"
+#include "device/tagged.h"
+
+namespace moe {
+namespace {
+
+// A warp of 32 lanes, of which this is one.
+struct Lane {
+  static constexpr int kSlices = 1;
+  int lane_, warp_, warps_;
+
+  int lane() const { return lane_; }
+  int lanes() const { return 32; }
+  int warp() const { return warp_; }
+  int warps() const { return warps_; }
+};
+
+TEST(Units, EveryByteOfARowIsInOneUnitAndEveryWordHasAPlaceOfItsOwn) {
+  for (int64_t bytes : {1, 15, 16, 17, 224, 511, 512, 513, 1535, 1536, 1537, 7168, 14336, 14350}) {
+    std::vector<int> covered(static_cast<size_t>(bytes));
+    std::set<int64_t> places;
+    for (int64_t unit = 0; unit < rowUnits(bytes); ++unit) {
+      EXPECT_GT(Unit::vectorBytes(unit, 0, bytes), 0) << bytes << " bytes: unit " << unit << " carries nothing";
+      for (int v = 0; v < Unit::kVectors; ++v) {
+        for (int64_t b = 0; b < Unit::vectorBytes(unit, v, bytes); ++b) {
+          ++covered.at(static_cast<size_t>(Unit::vectorAt(unit, v) + b));
+        }
+      }
+      for (int w = 0; w < kUnitWords; ++w) {
+        int64_t at = Unit::wordAt(unit, w);
+        EXPECT_TRUE(places.insert(at).second) << bytes << " bytes: word " << w << " of unit " << unit;
+        EXPECT_LE(at + kTaggedWord, taggedBytes(bytes));
+      }
+    }
+    EXPECT_EQ(covered, std::vector<int>(static_cast<size_t>(bytes), 1)) << bytes << " bytes";
+  }
+}
+
+TEST(Tags, DifferBetweenEpochsAndFromUntouchedMemory) {
+  std::set<uint32_t> tags;
+  for (uint64_t epoch = 1; epoch < 1000; ++epoch) EXPECT_TRUE(tags.insert(tagOf(epoch)).second);
+  EXPECT_FALSE(tags.contains(0));
+  EXPECT_NE(tagOf(uint64_t{1} << 31), 0u);
+}
+
+TEST(Slices, AllOfEveryRowAreTakenOnce) {
+  constexpr int kShares = 3, kWarps = 4;
+  for (int64_t rows : {0, 1, 2, 3, 7, 20}) {
+    for (int64_t units : {1, 32, 33, 299}) {
+      std::vector<int> taken(static_cast<size_t>(rows * units));
+      for (int share = 0; share < kShares; ++share) {
+        for (int warp = 0; warp < kWarps; ++warp) {
+          for (int lane = 0; lane < 32; ++lane) {
+            Lane x{lane, warp, kWarps};
+            Slices slices(x, rows, ceilDiv(units, kUnitsPerBlock), share, kShares);
+            Slices::Slice slice;
+            while (slices.take(&slice)) {
+              forUnits(x, units, slice.number, [&](int64_t unit) {
+                ++taken.at(static_cast<size_t>(slice.row * units + unit));
+                return true;
+              });
+            }
+          }
+        }
+      }
+      EXPECT_EQ(taken, std::vector<int>(taken.size(), 1)) << rows << " rows of " << units << " units";
+    }
+  }
+}
+
+// Side rows have slices of their own behind the tokens'.
+TEST(Slices, PayloadsFollowEachOther) {
+  Layout layout{};
+  layout.shape.payloads = 2;
+  layout.slot.units[0] = 40;
+  layout.slot.slices[0] = 2;
+  layout.slot.units[1] = 5;
+  layout.slot.slices[1] = 1;
+  std::array<std::vector<int>, 2> taken{std::vector<int>(40), std::vector<int>(5)};
+  for (int number = 0; number < 3; ++number) {
+    for (int lane = 0; lane < 32; ++lane) {
+      forPayloadUnits(Lane{lane, 0, 1}, layout, number, [&](int payload, int64_t unit) {
+        ++taken.at(static_cast<size_t>(payload)).at(static_cast<size_t>(unit));
+        return true;
+      });
+    }
+  }
+  EXPECT_EQ(taken[0], std::vector<int>(40, 1));
+  EXPECT_EQ(taken[1], std::vector<int>(5, 1));
+}
+
+}  // namespace
+}  // namespace moe
