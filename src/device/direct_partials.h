@@ -5,35 +5,11 @@
 
 #include "device/direct_arrivals.h"
 #include "device/direct_signal.h"
+#include "device/expert_rows.h"
 #include "device/row_jobs.h"
 #include "device/window_view.h"
 
 namespace moe {
-
-// This rank's expert output in moeLayoutRank.
-class ExpertRows {
- public:
-  MOE_PROTOCOL explicit ExpertRows(const CombineArgs& a)
-      : layout_(a.common.layout),
-        rows_(a.rows),
-        window_(layout_, a.common.window(), Epoch(a.common.handleHead()->dispatchEpoch, layout_.shape)),
-        capacity_(a.inPlace ? INT64_MAX : a.common.handleHead()->capacity),
-        inPlace_(a.inPlace) {}
-
-  // The row for a source's slot; `first`: row of the source's first slot. Null if the dispatch's output had no room for
-  // it, so that it counts as zero.
-  MOE_PROTOCOL const std::byte* row(int source, int64_t slot, int64_t first) const {
-    if (inPlace_) return window_.record(source, slot) + layout_.record.payload[0];
-    return first + slot < capacity_ ? rows_.data + (first + slot) * rows_.stride : nullptr;
-  }
-
- private:
-  const Layout& layout_;
-  const RowsIn& rows_;
-  DispatchWindow window_;
-  int64_t capacity_;
-  bool inPlace_;
-};
 
 // The sources to which a rank sends partial rows, in turn, so that every source's link is in use: all of them in expert
 // layouts; in moeLayoutRank a rank's own rows are not sent, since whoever adds reads them where they are.

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "device/finish.h"
+#include "device/firsts.h"
 #include "device/window_view.h"
 
 namespace moe {
@@ -80,10 +81,8 @@ class Router {
   }
 
  private:
-  static constexpr uint8_t kRankFirst = 1;    // the token's first entry of its rank
-  static constexpr uint8_t kExpertFirst = 2;  // and of its expert
-  static constexpr int kBatch = 8;            // loads in flight per lane
-  static constexpr int32_t kUnit = 16;        // tokens; parts are made of units, and so are chunks
+  static constexpr int kBatch = 8;      // loads in flight per lane
+  static constexpr int32_t kUnit = 16;  // tokens; parts are made of units, and so are chunks
   static constexpr int32_t kUnitsPerChunk = kChunkTokens / kUnit;
 
   MOE_PROTOCOL DispatchWindow windowOf(int64_t peer) const {
@@ -152,7 +151,7 @@ class Router {
       int32_t i = from + x_.lane();
       int32_t rank = -1;
       if (i < end) {
-        flags_[i] = findFirsts(i);
+        flags_[i] = findFirsts(ids_, owners_, i, shape_.topk);
         if (flags_[i] & kRankFirst) rank = owners_[i];
         if (shape_.expertLayout() && flags_[i] & kExpertFirst) x_.addShared(&next_[shape_.nranks + ids_[i]], 1);
       }
@@ -209,17 +208,6 @@ class Router {
   MOE_PROTOCOL float givenWeight(int32_t i) const {
     int64_t at = givenAt(i);
     return at >= 0 ? a_.weights[at] : 1.0f;
-  }
-
-  MOE_PROTOCOL uint8_t findFirsts(int32_t i) const {
-    int32_t owner = owners_[i], id = ids_[i];
-    if (owner < 0) return 0;
-    bool rankFirst = true, expertFirst = true;
-    MOE_ROLL for (int32_t before = i - i % shape_.topk; before < i; ++before) {
-      rankFirst = rankFirst && owners_[before] != owner;
-      expertFirst = expertFirst && ids_[before] != id;
-    }
-    return static_cast<uint8_t>((rankFirst ? kRankFirst : 0) | (expertFirst ? kExpertFirst : 0));
   }
 
   // Turns the counts of a bin into what the parts before have counted, and publishes the span's.

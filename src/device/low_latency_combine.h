@@ -2,7 +2,7 @@
 // The low-latency path's combine: partial rows travel with their tags, and are added as they arrive.
 #pragma once
 
-#include "device/direct_partials.h"
+#include "device/expert_rows.h"
 #include "device/finish.h"
 #include "device/low_latency_window.h"
 #include "device/numbers.h"
@@ -225,6 +225,10 @@ MOE_PROTOCOL bool slotCombineOf(X& x, const CombineArgs& a, const Epoch& epoch) 
   if (!x.lastBlock(&control->finishedBlocks, blocks)) return true;
   MOE_ROLL for (int block = 0; control->skippedShares != 0 && block < blocks; ++block) {
     if (takeShare(x, a.common, block) && !x.barrier(receivePartials<Number>(x, a, part, block))) return false;
+  }
+  if (sweeps(epoch, a.common.layout.shape)) {
+    PartialWindow window(a.common.layout, a.common.window(), epoch);
+    sweep(x, window.words(), window.wordBytes());
   }
   if (x.thread() != 0) return true;
   if (a.common.handle) countReturned(a);

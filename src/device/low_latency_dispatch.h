@@ -55,6 +55,10 @@ MOE_PROTOCOL bool slotDispatch(X& x, const DispatchArgs& a) {
   MOE_ROLL for (int block = 0; control->skippedShares != 0 && block < blocks; ++block) {
     if (takeShare(x, a.common, block) && !x.barrier(receiveSlots(x, a, epoch, block))) return false;
   }
+  if (receives && sweeps(epoch, a.common.layout.shape)) {
+    SlotWindow window(a.common.layout, a.common.window(), epoch);
+    sweep(x, window.words(), window.wordBytes());
+  }
   if (x.thread() != 0) return true;
   resetCounters(x, control);
   finishDispatch(a, epoch);

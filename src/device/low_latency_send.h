@@ -4,6 +4,7 @@
 #pragma once
 
 #include "device/finish.h"
+#include "device/firsts.h"
 #include "device/low_latency_window.h"
 
 namespace moe {
@@ -32,7 +33,8 @@ class SlotSender {
   MOE_PROTOCOL void run() {
     MOE_ROLL for (int32_t i = x_.thread(); i < entries(); i += x_.threads()) readEntry(i);
     x_.barrier(true);
-    MOE_ROLL for (int32_t i = x_.thread(); i < entries(); i += x_.threads()) flags_[i] = findFirsts(i);
+    MOE_ROLL for (int32_t i = x_.thread(); i < entries(); i += x_.threads()) flags_[i] =
+        findFirsts(ids_, owners_, i, shape_.topk);
     x_.barrier(true);
     sendPayloads();
     if (tokens_ > 0 || last_) {
@@ -50,9 +52,6 @@ class SlotSender {
   MOE_HD static int64_t bytes(const Shape& shape, int64_t tokens) { return 9 * tokens * shape.topk + 4 * shape.bins(); }
 
  private:
-  static constexpr uint8_t kRankFirst = 1;    // the token's first entry of its rank
-  static constexpr uint8_t kExpertFirst = 2;  // and of its expert
-
   MOE_PROTOCOL int32_t entries() const { return tokens_ * shape_.topk; }
   MOE_PROTOCOL SlotWindow windowOf(int peer) const { return SlotWindow(layout_, a_.common.windows[peer], epoch_); }
 
@@ -88,17 +87,6 @@ class SlotSender {
     if (!a_.ids) return;
     handle_.ids(token)[k] = id;
     handle_.weights(token)[k] = id < 0 ? 0.0f : a_.weights ? a_.weights[token * a_.topk + k] : 1.0f;
-  }
-
-  MOE_PROTOCOL uint8_t findFirsts(int32_t i) const {
-    int32_t owner = owners_[i], id = ids_[i];
-    if (owner < 0) return 0;
-    bool rankFirst = true, expertFirst = true;
-    MOE_ROLL for (int32_t before = i - i % shape_.topk; before < i; ++before) {
-      rankFirst = rankFirst && owners_[before] != owner;
-      expertFirst = expertFirst && ids_[before] != id;
-    }
-    return static_cast<uint8_t>((rankFirst ? kRankFirst : 0) | (expertFirst ? kExpertFirst : 0));
   }
 
   // Every warp takes slices of the block's rows, and sends each unit to all ranks of its token.

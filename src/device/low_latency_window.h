@@ -24,6 +24,9 @@ class SlotWindow {
   MOE_HD std::byte* entry(int source, int64_t token, int64_t k) const {
     return slot(source, token) + (1 + k) * kTaggedWord;
   }
+  // All tagged words.
+  MOE_HD std::byte* words() const { return base_ + layout_.window.slots; }
+  MOE_HD int64_t wordBytes() const { return layout_.window.dispatchBytes - layout_.window.slots; }
 
  private:
   const Layout& layout_;
@@ -41,6 +44,9 @@ class PartialWindow {
     return base_ + layout_.window.taggedRows +
            (token * layout_.shape.distinct + ordinal) * layout_.window.taggedRowStride;
   }
+  // All tagged words.
+  MOE_HD std::byte* words() const { return base_ + layout_.window.taggedRows; }
+  MOE_HD int64_t wordBytes() const { return layout_.window.combineBytes - layout_.window.taggedRows; }
 
  private:
   const Layout& layout_;
@@ -104,6 +110,19 @@ MOE_PROTOCOL bool forPayloadUnits(const X& x, const Layout& layout, int64_t numb
     first += layout.slot.slices[payload];
   }
   return true;
+}
+
+// Whether a buffer is swept once epoch `epoch` has been read: each one is, every so many epochs.
+MOE_PROTOCOL bool sweeps(const Epoch& epoch, const Shape& shape) {
+  constexpr uint64_t kEpochs = uint64_t{1} << 30;
+  return epoch.number % kEpochs < static_cast<uint64_t>(shape.buffers);
+}
+// Makes all words of a segment untouched. All warps of one block, before the peers are told that its epoch was read.
+template <class X>
+MOE_PROTOCOL void sweep(X& x, std::byte* segment, int64_t bytes) {
+  MOE_ROLL for (int64_t at = x.thread() * kTaggedWord; at < bytes; at += x.threads() * kTaggedWord) {
+    x.putTagged(segment + at, 0, 0, 0, 0);
+  }
 }
 
 // Blocks may leave their shares of what arrives to the last one: they note that, and it asks for each of them. All

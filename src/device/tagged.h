@@ -33,7 +33,8 @@ struct Unit {
   }
 };
 
-// The tag of an epoch; never that of untouched memory. Words that were written 2^31 epochs ago look new.
+// The tag of an epoch; never that of untouched memory. It comes again after 2^31 epochs: until then every word that was
+// not written again must have been swept.
 MOE_HD inline uint32_t tagOf(uint64_t epoch) { return static_cast<uint32_t>(epoch) * 2 + 1; }
 
 }  // namespace moe

@@ -17,6 +17,13 @@ for layout in rank expert 'expert --align 8' expert-padded; do
     right -t 3 --layout "${words[@]}" --dtype "${more[@]}"
   done
 done
+# Small communicators take the low-latency path, unless told otherwise.
+right -t 3
+says out '^# path: low-latency, chosen by the library'
+for layout in rank expert expert-padded; do
+  right -t 3 --layout "$layout" --dtype fp8 --path direct
+  says out '^# path: direct, as asked'
+done
 right -t 8 --ids int32
 right -t 1
 right -t 8 --experts 5 --topk 2

@@ -39,7 +39,7 @@ refuses 'Could not convert: -b = many' -b many
 
 # What only other versions have.
 for line in '--quant fp8' '--quant fp8_ue8m0' '--graph' '--halves' '--slots rank' '--baseline mpi' '--nodes 2' \
-  '--transport tcp' '--path hybrid' '--path low_latency' '--window 4096' '--block-m 64' '--tune file'; do
+  '--transport tcp' '--path hybrid' '--path pull' '--window 4096' '--block-m 64' '--tune file'; do
   read -ra words <<<"$line"
   refuses "${words[0]}.*: this version does not have it" "${words[@]}"
 done
