@@ -19,7 +19,7 @@ __device__ __noinline__ inline bool taggedWaitIsOver(const CudaGrid& grid, const
   for (int w = 0; w < count; ++w) {
     uint32_t seen = ptx::loadTagged(words + w * stride).tag;
     if (seen == tag) continue;
-    reportFailure(grid, code, awaited, culprit, tag, seen);
+    reportFailure(grid, code, awaited, culprit, epochOf(tag), epochOf(seen));
     return true;
   }
   return false;

@@ -112,13 +112,14 @@ bool HostExec::getTagged(const std::byte* word, uint32_t tag, Awaited awaited, i
   auto* parts = const_cast<uint32_t*>(reinterpret_cast<const uint32_t*>(word));
   auto look = [](const void* opaque, uint64_t expected, uint64_t* seen) {
     auto* shared = const_cast<uint32_t*>(static_cast<const uint32_t*>(opaque));
-    *seen = std::atomic_ref<uint32_t>(*shared).load(std::memory_order_acquire);
-    return *seen == expected;
+    uint32_t found = std::atomic_ref<uint32_t>(*shared).load(std::memory_order_acquire);
+    *seen = epochOf(found);
+    return found == tagOf(expected);
   };
   bool came = false;
   uint64_t seen = 0;
-  for (int spin = 0; spin < kSpins && !came; ++spin) came = look(parts + 3, tag, &seen);
-  if (!came && !waitSlow(look, parts + 3, tag, awaited, peer)) return false;
+  for (int spin = 0; spin < kSpins && !came; ++spin) came = look(parts + 3, epochOf(tag), &seen);
+  if (!came && !waitSlow(look, parts + 3, epochOf(tag), awaited, peer)) return false;
   for (int w = 0; w < 3; ++w) data[w] = std::atomic_ref<uint32_t>(parts[w]).load(std::memory_order_relaxed);
   return true;
 }

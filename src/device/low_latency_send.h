@@ -94,11 +94,19 @@ class SlotSender {
     Slices slices(x_, tokens_, layout_.slot.allSlices, 0, 1);
     Slices::Slice slice;
     while (slices.take(&slice)) {
+      if (!travels(slice.row)) continue;
       forPayloadUnits(x_, layout_, slice.number, [&](int payload, int64_t unit) {
         sendUnit(slice.row, payload, unit);
         return true;
       });
     }
+  }
+
+  // Whether a token goes to any rank: what pads a batch goes nowhere, and is not even read.
+  MOE_PROTOCOL bool travels(int64_t row) const {
+    bool goes = false;
+    MOE_ROLL for (int32_t k = 0; k < shape_.topk; ++k) goes = goes || flags_[row * shape_.topk + k] & kRankFirst;
+    return goes;
   }
 
   MOE_PROTOCOL void sendUnit(int64_t row, int payload, int64_t unit) const {

@@ -36,5 +36,7 @@ struct Unit {
 // The tag of an epoch; never that of untouched memory. It comes again after 2^31 epochs: until then every word that was
 // not written again must have been swept.
 MOE_HD inline uint32_t tagOf(uint64_t epoch) { return static_cast<uint32_t>(epoch) * 2 + 1; }
+// The epoch of a tag, as far as it is known: for the text of a failure.
+MOE_HD inline uint64_t epochOf(uint32_t tag) { return tag / 2; }
 
 }  // namespace moe

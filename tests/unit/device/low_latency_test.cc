@@ -48,6 +48,8 @@ TEST(Tags, DifferBetweenEpochsAndFromUntouchedMemory) {
   std::set<uint32_t> tags;
   for (uint64_t epoch = 1; epoch < 1000; ++epoch) EXPECT_TRUE(tags.insert(tagOf(epoch)).second);
   EXPECT_FALSE(tags.contains(0));
+  EXPECT_EQ(epochOf(tagOf(41)), 41u);
+  EXPECT_EQ(epochOf(0), 0u);
   EXPECT_NE(tagOf(uint64_t{1} << 31), 0u);
 }
 
