@@ -112,10 +112,11 @@ MOE_PROTOCOL bool forPayloadUnits(const X& x, const Layout& layout, int64_t numb
   return true;
 }
 
-// Whether a buffer is swept once epoch `epoch` has been read: each one is, every so many epochs.
+// Whether a buffer is swept once epoch `epoch` has been read: each one is, every so many epochs, but not at the start,
+// when a window is untouched memory that may never be needed.
 MOE_PROTOCOL bool sweeps(const Epoch& epoch, const Shape& shape) {
   constexpr uint64_t kEpochs = uint64_t{1} << 30;
-  return epoch.number % kEpochs < static_cast<uint64_t>(shape.buffers);
+  return epoch.number >= kEpochs && epoch.number % kEpochs < static_cast<uint64_t>(shape.buffers);
 }
 // Makes all words of a segment untouched. All warps of one block, before the peers are told that its epoch was read.
 template <class X>

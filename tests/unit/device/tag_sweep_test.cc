@@ -121,12 +121,15 @@ TEST(TagSweep, EveryWordOfTheBufferIsUntouchedAfterIt) {
   EXPECT_EQ(rank.untouched(false), std::ssize(rank.combineWords()));
 }
 
+// The same buffer one turn later, and the first epoch of all.
 TEST(TagSweep, OtherEpochsLeaveOldWordsAlone) {
-  OneRank rank(kSweep + 2);  // the same buffer, one turn later
-  rank.dispatch();
-  EXPECT_LT(rank.untouched(true), std::ssize(rank.dispatchWords()) / 2);
-  rank.combine();
-  EXPECT_LT(rank.untouched(false), std::ssize(rank.combineWords()) / 2);
+  for (uint64_t before : {kSweep + 2, uint64_t{0}}) {
+    OneRank rank(before);
+    rank.dispatch();
+    EXPECT_LT(rank.untouched(true), std::ssize(rank.dispatchWords()) / 2) << before << " epochs before";
+    rank.combine();
+    EXPECT_LT(rank.untouched(false), std::ssize(rank.combineWords()) / 2) << before << " epochs before";
+  }
 }
 
 }  // namespace
