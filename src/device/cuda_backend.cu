@@ -305,7 +305,9 @@ class CudaBackend : public Backend {
     auto target = static_cast<cudaStream_t>(stream);
     requireOwnStream(target);
     int signalling = spread.send > 0 ? 1 : 0;
-    int blocks = spread.together ? spread.send : spread.send + signalling + spread.receive;
+    // One of the two may be left out.
+    int most = std::max(spread.send, spread.receive);
+    int blocks = spread.together ? most : spread.send + signalling + spread.receive;
     common->blocks = blocks;
     common->sendBlocks = spread.send;
     common->signalBlock = spread.together ? 0 : spread.send;

@@ -117,10 +117,11 @@ class SlotReceiver {
   MOE_PROTOCOL bool takeEntries(int source, int64_t token) {
     bool ok = true;
     x_.warpBarrier();
-    MOE_ROLL for (int word = x_.lane(); ok && word <= shape_.topk; word += x_.lanes()) {
+    MOE_ROLL for (int word = x_.lane(); word <= shape_.topk; word += x_.lanes()) {
       uint32_t data[3];
-      const std::byte* from = arrivals_.window().slot(source, token) + word * kTaggedWord;
+      const std::byte* from = arrivals_.window().word(source, token, word);
       ok = x_.getTagged(from, arrivals_.tag(), Awaited::kRows, source, data);
+      if (!ok) break;
       if (word == 0) {
         rows()[shape_.topk] = static_cast<int32_t>(data[0]);
         // Entries that repeat an expert add to its weight; to look for them costs little.

@@ -158,7 +158,7 @@ class SlotSender {
     }
     auto weight = __builtin_bit_cast(uint32_t, handle_.weights(token)[k]);
     MOE_ROLL for (int peer = 0; peer < shape_.nranks; ++peer) {
-      x_.putTagged(windowOf(peer).entry(shape_.rank, token, k), tag_, static_cast<uint32_t>(id),
+      x_.putTagged(windowOf(peer).word(shape_.rank, token, 1 + k), tag_, static_cast<uint32_t>(id),
                    static_cast<uint32_t>(index), weight);
     }
   }

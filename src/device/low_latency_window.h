@@ -17,12 +17,12 @@ class SlotWindow {
   MOE_HD std::byte* counts(int source, int64_t word) const {
     return base_ + layout_.window.taggedCounts + source * layout_.window.taggedCountStride + word * kTaggedWord;
   }
-  // A token's slot: the first word has the record's slot and rankFirsts, then one for each entry, then the payloads.
+  // A token's slot: word 0 has the record's slot and rankFirsts, word 1 + k entry k; then come the payloads.
   MOE_HD std::byte* slot(int source, int64_t token) const {
     return base_ + layout_.window.slots + (source * layout_.shape.maxTokens + token) * layout_.slot.stride;
   }
-  MOE_HD std::byte* entry(int source, int64_t token, int64_t k) const {
-    return slot(source, token) + (1 + k) * kTaggedWord;
+  MOE_HD std::byte* word(int source, int64_t token, int64_t word) const {
+    return slot(source, token) + word * kTaggedWord;
   }
   // All tagged words.
   MOE_HD std::byte* words() const { return base_ + layout_.window.slots; }

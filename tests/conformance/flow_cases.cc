@@ -85,6 +85,24 @@ void addChanging(Cases& cases) {
   add(cases, uneven, Cost::kBig, true);
 }
 
+// With one or two SMs the same blocks send and receive, and in a half they do one of the two.
+void addFewSms(Cases& cases) {
+  for (int sms : {1, 2, 3}) {
+    for (int layout : {moeLayoutRank, moeLayoutExpert}) {
+      Plan few("sms_" + std::to_string(sms) + "_layout_" + std::to_string(layout), 2, 70, 32, 6, 2);
+      for (int call = 0; call < 3; ++call) {
+        few.steps.push_back({call == 1 ? Step::kDispatch : Step::kSend, call});
+        if (call != 1) few.steps.push_back({Step::kWait, call});
+        few.steps.push_back({Step::kCombine, call});
+      }
+      add(cases, few.with([sms, layout](moeConfig_t& c) {
+        c.numSms = sms;
+        c.layout = layout;
+      }));
+    }
+  }
+}
+
 void addHandles(Cases& cases) {
   for (int layout : {moeLayoutRank, moeLayoutExpert}) {
     std::string suffix = layout ? "_by_expert" : "";
@@ -148,6 +166,7 @@ void addHandles(Cases& cases) {
 void addFlowCases(Cases& cases) {
   addEmpty(cases);
   addChanging(cases);
+  addFewSms(cases);
   addHandles(cases);
 }
 
