@@ -17,8 +17,6 @@ namespace moe {
 struct StagedRow {
   std::byte* stage;
   uint64_t* barrier;
-  const std::byte* composed;  // the end of the row lies here, from composedOffset on
-  int64_t composedOffset;
   int lane;
   bool ordinary = false;  // lanes have read or written the stage themselves
 
@@ -162,8 +160,6 @@ class CudaExec {
   __device__ RunState beginReduceRun(const Job& job, typename Job::Lane& lane, int i);
   template <class Job>
   __device__ void publishRun(const Job& job, typename Job::Lane& lane, int i, int newer);
-  template <class Job>
-  __device__ StagedRow stagedRow(const std::byte* item, int stage, const Job& job) const;
   template <class Job>
   __device__ void stageRow(const std::byte* item, int stage, const Job& job);
 

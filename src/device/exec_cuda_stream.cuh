@@ -40,7 +40,7 @@ __device__ inline void copyBytes(std::byte* to, const std::byte* from, int64_t b
 }
 
 #if __CUDA_ARCH__ >= 900
-__device__ inline void StagedRow::load(int64_t offset, const std::byte* from, int64_t bytes) {
+__device__ __forceinline__ void StagedRow::load(int64_t offset, const std::byte* from, int64_t bytes) {
   if (!aligned(from, stage + offset, bytes, 16)) {
     copyBytes(stage + offset, from, bytes, lane);
     ordinary = true;
@@ -50,38 +50,37 @@ __device__ inline void StagedRow::load(int64_t offset, const std::byte* from, in
   }
 }
 
-__device__ inline void StagedRow::store(std::byte* to, int64_t offset, int64_t bytes) {
-  int64_t staged = smaller(bytes, composedOffset - offset);
-  if (staged > 0 && !aligned(to, stage + offset, staged, 16)) {
-    copyBytes(to, stage + offset, staged, lane);
+__device__ __forceinline__ void StagedRow::store(std::byte* to, int64_t offset, int64_t bytes) {
+  if (!aligned(to, stage + offset, bytes, 16)) {
+    copyBytes(to, stage + offset, bytes, lane);
     ordinary = true;
-  } else if (staged > 0 && lane == 0) {
-    ptx::bulkStore(to, stage + offset, static_cast<uint32_t>(staged));
+  } else if (lane == 0) {
+    ptx::bulkStore(to, stage + offset, static_cast<uint32_t>(bytes));
   }
-  // Records are aligned, and only records have a composed end.
-  if (bytes > staged && lane == 0) ptx::bulkStore(to + staged, composed, static_cast<uint32_t>(bytes - staged));
 }
 
 // Starts the loads of a row into a stage.
 template <class Job>
-__device__ void CudaExec::stageRow(const std::byte* item, int stage, const Job& job) {
+__device__ __forceinline__ void CudaExec::stageRow(const std::byte* item, int stage, const Job& job) {
   if (lane() == 0) ptx::bulkWaitRead<1>();
   __syncwarp();
-  StagedRow row = stagedRow(item, stage, job);
+  StagedRow row{stageAt(grid_.stream, stage), barriers_ + stage, lane()};
   job.gather(item, row);
+  // Into the stage, so that the row is stored in one piece.
+  if (auto composed = static_cast<int>(job.composedBytes()); composed > 0) {
+    const std::byte* from = job.composed(item);
+    std::byte* to = row.stage + job.composedOffset();
+    for (int at = lane() * 16; at < composed; at += 512) {
+      *reinterpret_cast<int4*>(to + at) = *reinterpret_cast<const int4*>(from + at);
+    }
+    row.ordinary = true;
+  }
   if (row.ordinary) {
     // What lanes wrote is read by the copy engine.
     ptx::fenceProxyShared();
     __syncwarp();
   }
   if (lane() == 0) ptx::barrierArrive(row.barrier);
-}
-
-template <class Job>
-__device__ StagedRow CudaExec::stagedRow(const std::byte* item, int stage, const Job& job) const {
-  bool composes = job.composedBytes() > 0;
-  return {stageAt(grid_.stream, stage), barriers_ + stage, composes ? job.composed(item) : nullptr,
-          composes ? job.composedOffset() : INT64_MAX, lane()};
 }
 
 // Until the loads into a stage have arrived.
@@ -92,7 +91,7 @@ __device__ inline void CudaExec::awaitStage(int stage) {
 }
 
 template <class Job>
-__device__ bool CudaExec::streamStaged(const Job& job) {
+__device__ __forceinline__ bool CudaExec::streamStaged(const Job& job) {
   typename Job::Lane mine;
   job.start(*this, mine);
   int begun = 0, stored = 0;  // rows that carry something: loads begun, stores begun
@@ -103,13 +102,9 @@ __device__ bool CudaExec::streamStaged(const Job& job) {
   while (true) {
     while (state == RunState::kReady && begun - stored < grid_.stream.stages - 1 && ahead - next < kRunRows) {
       if (ahead % kRunRows == 0) {
-        // The items' memory may still be read by stores of the run before last.
-        if (lane() == 0) ptx::bulkWaitRead<1>();
         __syncwarp();
         state = job.beginRun(*this, ahead, items(ahead), mine);
         if (state != RunState::kReady) break;
-        // What lanes composed is read by the copy engine.
-        if (job.composedBytes() > 0) ptx::fenceProxyShared();
         __syncwarp();
       }
       // Late, so that the next run is known by now.
@@ -124,7 +119,7 @@ __device__ bool CudaExec::streamStaged(const Job& job) {
     }
     if (next == ahead) break;
     if (carries & 1u) {
-      StagedRow row = stagedRow(item(next), storing, job);
+      StagedRow row{stageAt(grid_.stream, storing), barriers_ + storing, lane()};
       awaitStage(storing);
       job.scatter(item(next), row);
       // Lanes that read the stage themselves must be done before the copy engine writes it again.
@@ -152,7 +147,7 @@ __device__ bool CudaExec::streamStaged(const Job& job) {
 
 // `kNewer`: rows that were stored after the run.
 template <int kNewer, class Job>
-__device__ void CudaExec::finishStreamed(const Job& job, typename Job::Lane& mine, int i) {
+__device__ __forceinline__ void CudaExec::finishStreamed(const Job& job, typename Job::Lane& mine, int i) {
   if (lane() == 0) {
     ptx::bulkWait<kNewer>();
     ptx::fenceProxyGlobal();
@@ -171,7 +166,7 @@ __device__ inline void DirectRow::store(std::byte* to, int64_t offset, int64_t b
 }
 
 template <class Job>
-__device__ bool CudaExec::streamDirect(const Job& job) {
+__device__ __forceinline__ bool CudaExec::streamDirect(const Job& job) {
   typename Job::Lane mine;
   job.start(*this, mine);
   for (int i = 0;; i += kRunRows) {
