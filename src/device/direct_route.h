@@ -141,20 +141,21 @@ class Router {
     int32_t begin = entryOf(firstUnit_), end = entryOf(firstUnit_ + units_);
     MOE_ROLL for (int32_t from = begin; from < end; from += kBatch * x_.lanes()) readEntries(from, end);
     x_.warpBarrier();
-    MOE_ROLL for (int32_t i = begin + x_.lane(); i < end; i += x_.lanes()) {
-      int32_t id = ids_[i];
-      owners_[i] = id >= 0 ? shape_.experts.owner(id) : -1;
-      if (a_.ids) handle_.ids(first_)[i] = id;
-    }
-    x_.warpBarrier();
-    MOE_ROLL for (int32_t from = begin; from < end; from += x_.lanes()) {
+    bool whole = x_.lanes() >= shape_.topk;
+    int32_t step = whole ? x_.lanes() / shape_.topk * shape_.topk : x_.lanes(), token = x_.lane() / shape_.topk;
+    MOE_ROLL for (int32_t from = begin; from < end; from += step) {
       int32_t i = from + x_.lane();
-      int32_t rank = -1;
-      if (i < end) {
-        flags_[i] = findFirsts(ids_, owners_, i, shape_.topk);
-        if (flags_[i] & kRankFirst) rank = owners_[i];
-        if (shape_.expertLayout() && flags_[i] & kExpertFirst) x_.addShared(&next_[shape_.nranks + ids_[i]], 1);
-      }
+      bool mine = i < end && x_.lane() < step;
+      int32_t id = mine ? ids_[i] : -1, owner = id >= 0 ? shape_.experts.owner(id) : -1;
+      if (mine) owners_[i] = owner;
+      if (mine && a_.ids) handle_.ids(first_)[i] = id;
+      uint8_t flags = 0;
+      if (whole) flags = matchFirsts(x_, shape_, token, id, owner, shape_.expertLayout());
+      x_.warpBarrier();
+      if (mine && !whole) flags = findFirsts(ids_, owners_, i, shape_.topk);
+      if (mine) flags_[i] = flags;
+      if (shape_.expertLayout() && flags & kExpertFirst) x_.addShared(&next_[shape_.nranks + id], 1);
+      int32_t rank = flags & kRankFirst ? owner : -1;
       auto same = x_.match(rank);
       if (rank >= 0 && same.below == 0) next_[rank] += same.total;
       x_.warpBarrier();

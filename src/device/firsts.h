@@ -3,6 +3,7 @@
 #pragma once
 
 #include "base/host_device.h"
+#include "layout.h"
 
 namespace moe {
 
@@ -18,6 +19,17 @@ MOE_PROTOCOL uint8_t findFirsts(const int32_t* ids, const int32_t* owners, int32
     rankFirst = rankFirst && owners[before] != owner;
     expertFirst = expertFirst && ids[before] != id;
   }
+  return static_cast<uint8_t>((rankFirst ? kRankFirst : 0) | (expertFirst ? kExpertFirst : 0));
+}
+
+// The same where a warp's lanes hold the entries of whole tokens: of this lane's entry the id, the owner, and the number
+// of the token among theirs. `experts`: whether kExpertFirst is wanted. All lanes of the warp.
+template <class X>
+MOE_PROTOCOL uint8_t matchFirsts(const X& x, const Shape& shape, int32_t token, int32_t id, int32_t owner,
+                                 bool experts) {
+  bool rankFirst = x.match(owner < 0 ? -1 : token * shape.nranks + owner).below == 0;
+  bool expertFirst = experts && x.match(owner < 0 ? -1 : token * shape.experts.experts + id).below == 0;
+  if (owner < 0) return 0;
   return static_cast<uint8_t>((rankFirst ? kRankFirst : 0) | (expertFirst ? kExpertFirst : 0));
 }
 
