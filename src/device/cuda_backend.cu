@@ -48,6 +48,8 @@ constexpr int32_t kSumWarps = 8;
 constexpr int64_t kLeastStreamers = 3;
 // Blocks that send one chunk when tokens are few.
 constexpr int64_t kMostSenders = kChunkTokens / kRunRows;
+// Communicators for so many tokens at most combine with more SMs.
+constexpr int64_t kFewTokens = 1024;
 // Larger tables stay in device memory.
 constexpr int64_t kMostTableBytes = 16384;
 
@@ -169,7 +171,7 @@ class CudaBackend : public Backend {
     }
     int32_t warps = shape.expertLayout() ? kSumWarps : kCombineWarps;
     launch.grid.reduce = staging(warps, forStages, 0, larger(kSumStageBytes, 512 * most), warps);
-    run(Kernel::kCombine, &launch, &launch.op.common, combineSpread(shape.expertLayout()), stream);
+    run(Kernel::kCombine, &launch, &launch.op.common, combineSpread(shape), stream);
     return {};
   }
 
@@ -259,8 +261,12 @@ class CudaBackend : public Backend {
 
   // Measured on two H200s: docs/performance.md.
   Spread dispatchSpread(bool places) const { return places ? spread(17, 110, 1, 3) : spread(17, 6, 13, 15); }
-  // Where rows are added before they are sent, all of them are read first.
-  Spread combineSpread(bool adds) const { return adds ? spread(100, 31, 2, 3) : spread(9, 14, 2, 5); }
+  // Where rows are added before they are sent, all of them are read first. Few tokens are a matter of latency, which
+  // more SMs make shorter; many of the link, which few SMs fill.
+  Spread combineSpread(const Shape& shape) const {
+    if (shape.expertLayout()) return spread(100, 31, 2, 3);
+    return shape.maxTokens <= kFewTokens ? spread(24, 60, 2, 5) : spread(9, 14, 2, 5);
+  }
 
   // Low latency: a block for each row that may come, and one that tells what was read.
   Spread slotSpread(const Shape& shape) const {
