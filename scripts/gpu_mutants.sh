@@ -22,9 +22,9 @@ able=0
 
 # A test that is not run, or that never ends, has noticed nothing.
 noticed() {
-  local folder=$1 status=0
-  shift
-  LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} timeout -k 10 180 "$@" >"$log" 2>&1 || status=$?
+  local folder=$1 path=$2 status=0
+  shift 2
+  MOE_PATH=$path LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} timeout -k 10 180 "$@" >"$log" 2>&1 || status=$?
   case $status in
     0) able=1; echo "    exit 0:  $*" ;;
     77) echo "    skipped: $*" ;;
@@ -47,11 +47,11 @@ for folder in "${folders[@]}"; do
   folder=$(cd "$folder" && pwd)
   echo "mutant $name"
   caught=0 verdict="" able=0
-  while read -r mutant wanted program arguments; do
+  while read -r mutant wanted path program arguments; do
     [[ $mutant == "$name" ]] || continue
     verdict=$wanted
     read -ra words <<<"$arguments"
-    if noticed "$folder" "$build/bin/$program" "${words[@]}"; then
+    if noticed "$folder" "$path" "$build/bin/$program" "${words[@]}"; then
       caught=1
       break
     fi
