@@ -24,7 +24,8 @@ able=0
 noticed() {
   local folder=$1 path=$2 status=0
   shift 2
-  MOE_PATH=$path LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH} timeout -k 10 180 "$@" >"$log" 2>&1 || status=$?
+  local libraries=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+  MOE_PATH=$path LD_LIBRARY_PATH=$libraries timeout -k 10 180 "$@" >"$log" 2>&1 || status=$?
   case $status in
     0) able=1; echo "    exit 0:  $*" ;;
     77) echo "    skipped: $*" ;;

@@ -22,8 +22,8 @@ MOE_PROTOCOL uint8_t findFirsts(const int32_t* ids, const int32_t* owners, int32
   return static_cast<uint8_t>((rankFirst ? kRankFirst : 0) | (expertFirst ? kExpertFirst : 0));
 }
 
-// The same where a warp's lanes hold the entries of whole tokens: of this lane's entry the id, the owner, and the number
-// of the token among theirs. `experts`: whether kExpertFirst is wanted. All lanes of the warp.
+// The same where a warp's lanes hold the entries of whole tokens. Of this lane's entry: the id, the owner, and the
+// number of its token among them. `experts`: whether kExpertFirst is wanted. All lanes of the warp.
 template <class X>
 MOE_PROTOCOL uint8_t matchFirsts(const X& x, const Shape& shape, int32_t token, int32_t id, int32_t owner,
                                  bool experts) {
