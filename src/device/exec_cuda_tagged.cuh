@@ -39,7 +39,11 @@ __device__ __forceinline__ bool getWords(const CudaGrid& grid, const std::byte* 
     for (int w = 0; w < kCount; ++w) word[w] = ptx::loadTagged(words + w * kStride);
 #pragma unroll
     for (int w = 0; w < kCount; ++w) {
+#ifdef MOE_MUTANT_STALE_TAG
+      came = came && word[w].tag != 0;
+#else
       came = came && word[w].tag == tag;
+#endif
       for (int i = 0; i < 3; ++i) data[3 * w + i] = word[w].data[i];
     }
     if (came) return true;

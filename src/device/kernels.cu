@@ -10,12 +10,23 @@
 namespace moe {
 namespace {
 
+#ifdef MOE_MUTANT_EARLY_EPOCH
+// The first block moves the epoch on, and not the last one.
+__device__ void moveEpoch(const CudaExec& exec, const DispatchArgs& args) {
+  if (exec.block() != 0 || exec.thread() != 0 || !(args.phases & kPhaseSend)) return;
+  *static_cast<volatile uint64_t*>(&args.common.control()->dispatchEpoch) += 1;
+}
+#else
+__device__ void moveEpoch(const CudaExec&, const DispatchArgs&) {}
+#endif
+
 extern __shared__ __align__(128) std::byte shared[];
 
 __global__ void __launch_bounds__(32 * kDispatchWarps, 1)
     dispatchKernel(const __grid_constant__ DispatchLaunch launch) {
   CudaExec exec(launch.grid, launch.op.common.control(), shared);
   if (exec.usable()) {
+    moveEpoch(exec, launch.op);
     directDispatch(exec, launch.op);
   } else if (blockIdx.x == 0 && launch.op.phases & kPhaseReceive) {
     writeNoCounts(exec, launch.op);
@@ -36,6 +47,7 @@ __global__ void __launch_bounds__(32 * kDispatchWarps, 1)
     slotDispatchKernel(const __grid_constant__ DispatchLaunch launch) {
   CudaExec exec(launch.grid, launch.op.common.control(), shared);
   if (exec.usable()) {
+    moveEpoch(exec, launch.op);
     slotDispatch(exec, launch.op);
   } else if (blockIdx.x == 0 && launch.op.phases & kPhaseReceive) {
     writeNoCounts(exec, launch.op);

@@ -66,6 +66,9 @@ __device__ __forceinline__ TaggedWord loadTagged(const std::byte* word) {
           static_cast<uint32_t>(high >> 32)};
 }
 __device__ __forceinline__ void storeTagged(std::byte* word, const TaggedWord& value) {
+#ifdef MOE_MUTANT_EARLY_TAG
+  asm volatile("st.relaxed.sys.global.u32 [%0 + 12], %1;" ::"l"(word), "r"(value.tag) : "memory");
+#endif
   uint64_t low = value.data[0] | static_cast<uint64_t>(value.data[1]) << 32;
   uint64_t high = value.data[2] | static_cast<uint64_t>(value.tag) << 32;
   asm volatile("{\n.reg .b128 word;\nmov.b128 word, {%1, %2};\nst.relaxed.sys.global.b128 [%0], word;\n}" ::"l"(word),
