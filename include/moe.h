@@ -308,11 +308,26 @@ MOE_API moeResult_t moeCommGetDead(moeComm_t comm, int32_t* lost);
 
 /* A handle holds the routing of one dispatch: for its combine, for a repeated dispatch and for the backward pass. Its
  * state lies in device memory that the caller owns, of moeInfo_t.handleBytes bytes aligned to 256, which must stay
- * valid until moeHandleDestroy. A new dispatch with the same handle overwrites it. */
+ * valid while operations of the handle are queued or run, which may be after moeHandleDestroy. A new dispatch with the
+ * same handle overwrites it. */
 MOE_API moeResult_t moeHandleBytes(moeComm_t comm, size_t* bytes);
 MOE_API moeResult_t moeHandleInit(moeComm_t comm, void* memory, size_t bytes, moeHandle_t* handle);
 /* NULL is legal and does nothing. Destroy a communicator's handles before the communicator. */
 MOE_API moeResult_t moeHandleDestroy(moeHandle_t handle);
+
+/* ---------------------------------------------------------------- CUDA graphs */
+
+/* moeDispatch, its halves, moeWait and moeCombine may be captured from a stream, also as the first calls of a
+ * communicator. They allocate nothing and wait for nothing on the host. Graphs of one communicator may differ in
+ * anything that a call may differ in, such as numTokens. A replay counts as the calls that it holds: replays and other
+ * calls of one communicator must not overlap, and every rank must make as many dispatches and combines as the others,
+ * replayed or not.
+ *
+ * A refused call of a capture becomes part of nothing, and no peer hears of it. Once a call has been captured, this
+ * rank's dispatches may not ask for views: views move from replay to replay. moeGetSizes and the making of a
+ * communicator cannot be captured (moeInvalidUsage). moeGetStats and moeGetSizes wait for what the host has launched,
+ * not for replays; moeCommFinalize and moeCommDestroy wait for those, too, and so for everything on the GPU. A handle's
+ * memory must outlive the graphs that name it. */
 
 /* ---------------------------------------------------------------- dispatch */
 

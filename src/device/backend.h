@@ -41,9 +41,11 @@ class Backend {
   virtual Outcome poll(bool takeRefusal) = 0;
   // True if operations are complete, and what they wrote can be read, when a call returns.
   virtual bool synchronous() const = 0;
-  // Waits until no operation runs. Bounded, since all their waits are.
+  // Whether what is launched on the stream becomes part of a graph, and runs whenever that is replayed.
+  virtual bool capturing(void* stream) = 0;
+  // Waits until no operation runs, replayed ones included. Bounded, since all their waits are.
   virtual void drain() = 0;
-  // What the last block of the operations so far has written. Waits for them.
+  // What the last block of the operations so far has written. Waits for those that were not captured.
   virtual Control readControl(const std::byte* control) = 0;
   virtual HandleHead readHandle(const std::byte* head) = 0;
 };

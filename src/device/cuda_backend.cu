@@ -17,6 +17,11 @@ namespace {
 void check(cudaError_t error, const char* call, int device) {
   if (error == cudaSuccess) return;
   cudaGetLastError();
+  if (error >= cudaErrorStreamCaptureUnsupported && error <= cudaErrorStreamCaptureWrongThread) {
+    fail(moeInvalidUsage, call, " on GPU ", device, ": ", cudaGetErrorName(error),
+         "; a stream of this process is capturing a graph, and this cannot happen meanwhile: do it before the capture "
+         "begins or after it has ended");
+  }
   fail(error == cudaErrorMemoryAllocation ? moeOutOfMemory : moeDeviceError, call, " on GPU ", device, ": ",
        cudaGetErrorName(error), " (", cudaGetErrorString(error), ")");
 }
@@ -102,7 +107,7 @@ class CudaBackend : public Backend {
     int before = 0;
     cudaGetDevice(&before);
     cudaSetDevice(device_);
-    cudaEventSynchronize(last_);
+    captured_ ? cudaDeviceSynchronize() : cudaEventSynchronize(last_);
     cudaEventDestroy(last_);
     cudaStreamDestroy(own_);
     for (void* memory : deviceMemory_) cudaFree(memory);
@@ -211,8 +216,20 @@ class CudaBackend : public Backend {
 
   bool synchronous() const override { return false; }
 
+  bool capturing(void* stream) override {
+    OnDevice on(device_);
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check(cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status), "cudaStreamIsCapturing", device_);
+    if (status == cudaStreamCaptureStatusInvalidated) {
+      fail(moeInvalidUsage, "the capture of this stream has failed in an earlier call; end it and begin a new one");
+    }
+    return status == cudaStreamCaptureStatusActive;
+  }
+
+  // Nobody says which streams graphs are replayed in.
   void drain() override {
     OnDevice on(device_);
+    if (captured_) check(cudaDeviceSynchronize(), "cudaDeviceSynchronize", device_);
     check(cudaEventSynchronize(last_), "cudaEventSynchronize", device_);
   }
 
@@ -233,7 +250,7 @@ class CudaBackend : public Backend {
     Spread spread = kernel == Kernel::kSlotCount ? Spread{1, 1, true} : slotSpread(layout.shape);
     DispatchLaunch launch{args, {}};
     launch.grid.tableBytes = tableBytes(layout);
-    int64_t scratch = slotScratchBytes(layout, ceilDiv(args.numTokens, std::max(1, spread.send - 1)));
+    int64_t scratch = slotScratchBytes(layout, args.numTokens);
     if (scratch <= kMostScratchBytes) launch.grid.stream = {1, 1, static_cast<int32_t>(roundUp(scratch, 128))};
     run(kernel, &launch, &launch.op.common, spread, stream);
     return {};
@@ -309,7 +326,9 @@ class CudaBackend : public Backend {
   void run(Kernel kernel, Launch* launch, CommonArgs* common, Spread spread, void* stream) {
     OnDevice on(device_);
     auto target = static_cast<cudaStream_t>(stream);
-    requireOwnStream(target);
+    // Nobody tells the device of a stream that is capturing.
+    bool captures = capturing(stream);
+    if (!captures) requireOwnStream(target);
     int signalling = spread.send > 0 ? 1 : 0;
     // One of the two may be left out.
     int most = std::max(spread.send, spread.receive);
@@ -331,7 +350,8 @@ class CudaBackend : public Backend {
     check(cudaLaunchKernel(kernelAddress(kernel), dim3(static_cast<unsigned>(blocks)),
                            dim3(static_cast<unsigned>(32 * warpsOf(kernel))), arguments, shared, target),
           "cudaLaunchKernel", device_);
-    check(cudaEventRecord(last_, target), "cudaEventRecord", device_);
+    if (!captures) check(cudaEventRecord(last_, target), "cudaEventRecord", device_);
+    captured_ = captured_ || captures;
   }
 
   void requireOwnStream(cudaStream_t stream) const {
@@ -353,7 +373,8 @@ class CudaBackend : public Backend {
   int spare_ = 0;               // shared memory that kernels use themselves
   bool staged_ = false;         // the GPU has the copy engine
   cudaStream_t own_ = nullptr;  // for copies at init and for queries
-  cudaEvent_t last_ = nullptr;  // after the operation that was launched last
+  cudaEvent_t last_ = nullptr;  // after the operation that was launched last, and not captured
+  bool captured_ = false;       // there are graphs with operations
   Reports* reports_ = nullptr;
   const Notices* notices_ = nullptr;
   uint32_t* failed_ = nullptr;

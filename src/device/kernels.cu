@@ -14,7 +14,8 @@ namespace {
 // The first block moves the epoch on, and not the last one.
 __device__ void moveEpoch(const CudaExec& exec, const DispatchArgs& args) {
   if (exec.block() != 0 || exec.thread() != 0 || !(args.phases & kPhaseSend)) return;
-  *static_cast<volatile uint64_t*>(&args.common.control()->dispatchEpoch) += 1;
+  volatile uint64_t* epoch = &args.common.control()->dispatchEpoch;
+  *epoch = *epoch + 1;
 }
 #else
 __device__ void moveEpoch(const CudaExec&, const DispatchArgs&) {}

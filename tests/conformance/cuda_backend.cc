@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <stdexcept>
+#include <vector>
 
 namespace moetest {
 namespace {
@@ -97,8 +98,22 @@ class CudaDevice : public Device {
     check(cudaMemsetAsync(device, byte, bytes, stream_), "cudaMemsetAsync");
   }
   void* stream() override { return stream_; }
+  bool replay(const std::function<moeResult_t()>& call, moeResult_t* result) override {
+    enter();
+    check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    *result = call();
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
+    graphs_.push_back(nullptr);
+    check(cudaGraphInstantiate(&graphs_.back(), graph, 0), "cudaGraphInstantiate");
+    check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+    check(cudaGraphLaunch(graphs_.back(), stream_), "cudaGraphLaunch");
+    return true;
+  }
   bool synchronize() override {
     check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
+    for (cudaGraphExec_t graph : graphs_) cudaGraphExecDestroy(graph);
+    graphs_.clear();
     return true;
   }
 
@@ -116,6 +131,7 @@ class CudaDevice : public Device {
   const int gpu_;
   Arena& arena_;
   cudaStream_t stream_ = nullptr;
+  std::vector<cudaGraphExec_t> graphs_;  // replayed since the stream was last waited for
 };
 
 class CudaBackend : public Backend {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,6 +25,9 @@ class Device {
   virtual void fill(void* device, int byte, size_t bytes) = 0;
   // What to pass to moe.h.
   virtual void* stream() = 0;
+  // Makes a call of moe.h that puts something into the stream, as part of a graph that is then replayed once. False if
+  // there are no graphs here.
+  virtual bool replay(const std::function<moeResult_t()>&, moeResult_t*) { return false; }
   // Waits for all that was put into the stream. False where operations are over when their call returns.
   virtual bool synchronize() = 0;
 };

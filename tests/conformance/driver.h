@@ -109,6 +109,8 @@ class Driver {
   void checkSlots(Exchange& x, const Step& step);
   void checkCounts(Exchange& x, const Step& step);
   void checkCombined(Exchange& x, const Step& step);
+  moeResult_t call(const Step& step);
+  bool wantsReplays() const;
   bool failed(const Step& step, const char* what, moeResult_t result);
   std::string where(const Step& step) const;
   template <class T>
@@ -121,6 +123,7 @@ class Driver {
   std::shared_ptr<Device> device_;
   Report& report_;
   moeConfig_t config_;
+  const bool replays_;  // each operation becomes a graph
   moeComm_t comm_ = nullptr;
   moeInfo_t info_ = MOE_INFO_INIT;
   std::vector<Handle> handles_;

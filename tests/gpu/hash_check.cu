@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Many dispatches and combines between ranks that are threads of this process, with routing, sizes and data that change
 // every call and delays injected at random. Every row is checked on its GPU against a hash of (source, token, call).
+// With --graphs 1 ranks choose, each for itself, between replays of a graph for each power of two of tokens and calls
+// that are not captured.
 // Needs no test framework. Exit codes: 0 no mismatch, 1 a mismatch or an error, 77 no GPU.
 #include <cuda_runtime.h>
 #include <moe.h>
@@ -23,6 +25,7 @@ struct Shape {
   bool views = true;
   bool shared = false;  // ranks share a GPU
   bool absent = false;  // the last rank makes no calls, and the others' must time out and do no harm
+  bool graphs = false;
 };
 
 [[noreturn]] void die(const std::string& text) {
@@ -44,8 +47,12 @@ __host__ __device__ inline uint32_t mix(uint64_t key) {
   key *= 0xc4ceb9fe1a85ec53ull;
   return static_cast<uint32_t>(key ^ (key >> 33));
 }
-__host__ __device__ inline int64_t tokensOf(int call, int rank, int64_t most) {
-  return mix(uint64_t(call) * 977 + uint64_t(rank) * 131 + 5) % static_cast<uint64_t>(most + 1);
+__host__ __device__ inline int64_t tokensOf(int call, int rank, const Shape& s) {
+  uint32_t h = mix(uint64_t(call) * 977 + uint64_t(rank) * 131 + 5);
+  if (!s.graphs) return h % static_cast<uint64_t>(s.tokens + 1);
+  int64_t tokens = 1;
+  for (uint32_t step = h % 16; step > 0 && 2 * tokens <= s.tokens; --step) tokens *= 2;
+  return tokens;
 }
 // A few ids are nobody's, and a few repeat.
 __host__ __device__ inline int64_t idOf(int call, int rank, int64_t token, int k, int experts) {
@@ -63,7 +70,8 @@ __device__ inline float valueOf(int call, int source, int64_t token, int64_t h) 
 }
 __device__ inline uint16_t toBf16(float value) { return static_cast<uint16_t>(__float_as_uint(value) >> 16); }
 
-__global__ void makeInputs(uint16_t* rows, int64_t* ids, int call, int rank, int64_t tokens, Shape s) {
+__global__ void makeInputs(uint16_t* rows, int64_t* ids, const int* now, int rank, int64_t tokens, Shape s) {
+  int call = *now;
   for (int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
     for (int h = threadIdx.x; h < s.hidden; h += blockDim.x) {
       rows[token * s.hidden + h] = toBf16(valueOf(call, rank, token, h));
@@ -96,9 +104,10 @@ struct Counters {
   unsigned long long wrong, rows, expected;
 };
 
-__global__ void countExpected(Counters* counters, int call, int rank, Shape s) {
+__global__ void countExpected(Counters* counters, const int* now, int rank, Shape s) {
+  int call = *now;
   for (int source = 0; source < s.ranks; ++source) {
-    int64_t tokens = tokensOf(call, source, s.tokens);
+    int64_t tokens = tokensOf(call, source, s);
     for (int64_t t = blockIdx.x * int64_t(blockDim.x) + threadIdx.x; t < tokens; t += int64_t(gridDim.x) * blockDim.x) {
       int copies = copiesOf(call, source, t, rank, s);
       if (copies) atomicAdd(&counters->expected, static_cast<unsigned long long>(copies));
@@ -107,7 +116,8 @@ __global__ void countExpected(Counters* counters, int call, int rank, Shape s) {
 }
 
 __global__ void checkRows(Counters* counters, const std::byte* rows, int64_t stride, const int32_t* sources,
-                          int64_t capacity, int call, Shape s) {
+                          int64_t capacity, const int* now, Shape s) {
+  int call = *now;
   for (int64_t row = blockIdx.x; row < capacity; row += gridDim.x) {
     int source = sources[2 * row];
     int64_t token = sources[2 * row + 1];
@@ -125,7 +135,8 @@ __global__ void checkRows(Counters* counters, const std::byte* rows, int64_t str
   }
 }
 
-__global__ void checkSums(Counters* counters, const uint16_t* sums, int call, int rank, int64_t tokens, Shape s) {
+__global__ void checkSums(Counters* counters, const uint16_t* sums, const int* now, int rank, int64_t tokens, Shape s) {
+  int call = *now;
   for (int64_t token = blockIdx.x; token < tokens; token += gridDim.x) {
     auto copies = static_cast<float>(copiesOf(call, rank, token, -1, s));
     bool wrong = false;
@@ -136,6 +147,8 @@ __global__ void checkSums(Counters* counters, const uint16_t* sums, int call, in
     if (__syncthreads_or(wrong) && threadIdx.x == 0) atomicAdd(&counters->wrong, 1ull);
   }
 }
+
+__global__ void setCall(int* now, int call) { *now = call; }
 
 __global__ void spin(long long cycles) {
   long long start = clock64();
@@ -151,73 +164,141 @@ T* device(size_t count) {
   return static_cast<T*>(memory);
 }
 
-Counters runRank(moeComm_t comm, int rank, int gpu, Shape s, std::barrier<>& ready) {
+// One rank: its memory, and what it does in a call. What changes from call to call lies in device memory, so that a
+// captured call can be replayed.
+class Rank {
+ public:
+  Rank(moeComm_t comm, int rank, int gpu, const Shape& s) : comm_(comm), rank_(rank), s_(s) {
+    check(cudaSetDevice(gpu), "cudaSetDevice");
+    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cudaStreamCreate");
+    moeInfo_t info = MOE_INFO_INIT;
+    check(moeGetInfo(comm, &info), "moeGetInfo");
+    rowBytes_ = int64_t(s.hidden) * 2;
+    capacity_ = info.rowCapacity;
+    x_ = device<uint16_t>(size_t(s.tokens) * s.hidden);
+    ids_ = device<int64_t>(size_t(s.tokens) * s.topk);
+    sums_ = device<uint16_t>(size_t(s.tokens) * s.hidden);
+    rows_ = s.views ? nullptr : device<std::byte>(size_t(capacity_) * rowBytes_);
+    sources_ = device<int32_t>(size_t(capacity_) * 2);
+    counters_ = device<Counters>(1);
+    now_ = device<int>(1);
+    check(cudaMemset(counters_, 0, sizeof(Counters)), "cudaMemset");
+    check(moeHandleInit(comm, device<std::byte>(info.handleBytes), info.handleBytes, &handle_), "moeHandleInit");
+    check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+
+  void capture() {
+    for (int64_t tokens = 1; tokens <= s_.tokens; tokens *= 2) {
+      cudaGraph_t graph;
+      // No other thread's calls are any business of this capture.
+      check(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+      enqueue(tokens, [] {});
+      check(cudaStreamEndCapture(stream_, &graph), "cudaStreamEndCapture");
+      graphs_.push_back(nullptr);
+      check(cudaGraphInstantiate(&graphs_.back(), graph, 0), "cudaGraphInstantiate");
+      check(cudaGraphUpload(graphs_.back(), stream_), "cudaGraphUpload");
+      check(cudaGraphDestroy(graph), "cudaGraphDestroy");
+    }
+    synchronize();
+  }
+
+  // `launched` is called after each operation's launch.
+  template <class Launched>
+  void run(int call, Launched launched) {
+    int64_t tokens = tokensOf(call, rank_, s_);
+    setCall<<<1, 1, 0, stream_>>>(now_, call);
+    stall(call, 31);
+    if (s_.graphs && mix(uint64_t(call) * 41 + uint64_t(rank_)) % 4 != 0) {
+      size_t nth = 0;
+      while (int64_t{1} << nth < tokens) ++nth;
+      check(cudaGraphLaunch(graphs_.at(nth), stream_), "cudaGraphLaunch");
+    } else {
+      enqueue(tokens, [&] {
+        launched();
+        stall(call, 37);
+      });
+    }
+    if (call % 50 == 49) synchronize();
+  }
+
+  Counters finish() {
+    synchronize();
+    moeResult_t state;
+    check(moeCommGetAsyncError(comm_, &state), "moeCommGetAsyncError");
+    if (s_.absent) return {state != moeTimeout, 0, 0};
+    check(state, "operation");
+    Counters result;
+    check(cudaMemcpy(&result, counters_, sizeof result, cudaMemcpyDeviceToHost), "cudaMemcpy");
+    check(moeHandleDestroy(handle_), "moeHandleDestroy");
+    return result;
+  }
+
+ private:
+  void synchronize() { check(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
+  void stall(int call, uint64_t salt) {
+    if (s_.stall && mix(uint64_t(call) * salt + uint64_t(rank_)) % 7 == 0) {
+      spin<<<1, 1, 0, stream_>>>(s_.stall * 1000ll);
+    }
+  }
+
+  template <class Launched>
+  void enqueue(int64_t tokens, Launched launched) {
+    makeInputs<<<64, 256, 0, stream_>>>(x_, ids_, now_, rank_, tokens, s_);
+    moeRows_t in = {x_, rowBytes_, 0, moeRoleTokens, 0}, out = {rows_, rowBytes_, 0, moeRoleTokens, 0};
+    moeReceive_t receive = MOE_RECEIVE_INIT;
+    receive.rows = s_.views ? nullptr : &out;
+    receive.sources = sources_;
+    moeDispatchArgs_t send = MOE_DISPATCH_ARGS_INIT;
+    send.numTokens = tokens;
+    send.topk = s_.topk;
+    send.ids = ids_;
+    send.inputs = &in;
+    send.numInputs = 1;
+    send.receive = &receive;
+    check(moeDispatch(comm_, &send, handle_, stream_), "moeDispatch");
+    launched();
+    moeRows_t view = out;
+    if (s_.views) check(moeGetViews(comm_, handle_, &view, 1), "moeGetViews");
+    int64_t stride = view.strideBytes ? view.strideBytes : rowBytes_;
+    checkRows<<<128, 256, 0, stream_>>>(counters_, static_cast<std::byte*>(view.data), stride, sources_, capacity_,
+                                        now_, s_);
+    countExpected<<<32, 256, 0, stream_>>>(counters_, now_, rank_, s_);
+    moeCombineArgs_t back = MOE_COMBINE_ARGS_INIT;
+    back.rows = rows_;
+    back.output = sums_;
+    check(moeCombine(comm_, &back, handle_, stream_), "moeCombine");
+    launched();
+    checkSums<<<64, 256, 0, stream_>>>(counters_, sums_, now_, rank_, tokens, s_);
+  }
+
+  moeComm_t comm_;
+  int rank_;
+  Shape s_;
+  cudaStream_t stream_ = nullptr;
+  int64_t rowBytes_ = 0, capacity_ = 0;
+  uint16_t *x_ = nullptr, *sums_ = nullptr;
+  int64_t* ids_ = nullptr;
+  std::byte* rows_ = nullptr;
+  int32_t* sources_ = nullptr;
+  Counters* counters_ = nullptr;
+  int* now_ = nullptr;  // the call
+  moeHandle_t handle_ = nullptr;
+  std::vector<cudaGraphExec_t> graphs_;  // for 1, 2, 4 ... tokens
+};
+
+Counters runRank(moeComm_t comm, int rank, int gpu, const Shape& s, std::barrier<>& ready) {
+  Rank mine(comm, rank, gpu, s);
+  if (s.graphs) mine.capture();
+  // Ranks may share a GPU: nobody synchronizes a whole device once operations wait for each other.
+  ready.arrive_and_wait();
+  if (s.absent && rank == s.ranks - 1) return {};
   // CUDA may put what one stream must wait for before what another could run. Where ranks share a GPU, nobody therefore
   // launches what follows an operation until all have launched the operation.
   auto meet = [&] {
     if (s.shared && !s.absent) ready.arrive_and_wait();
   };
-  check(cudaSetDevice(gpu), "cudaSetDevice");
-  cudaStream_t stream;
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
-  moeInfo_t info = MOE_INFO_INIT;
-  check(moeGetInfo(comm, &info), "moeGetInfo");
-  int64_t rowBytes = int64_t(s.hidden) * 2;
-  int64_t capacity = info.rowCapacity;
-  auto* x = device<uint16_t>(size_t(s.tokens) * s.hidden);
-  auto* ids = device<int64_t>(size_t(s.tokens) * s.topk);
-  auto* sums = device<uint16_t>(size_t(s.tokens) * s.hidden);
-  auto* rows = s.views ? nullptr : device<std::byte>(size_t(capacity) * rowBytes);
-  auto* sources = device<int32_t>(size_t(capacity) * 2);
-  auto* counters = device<Counters>(1);
-  check(cudaMemset(counters, 0, sizeof(Counters)), "cudaMemset");
-  moeHandle_t handle;
-  check(moeHandleInit(comm, device<std::byte>(info.handleBytes), info.handleBytes, &handle), "moeHandleInit");
-  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  // Ranks may share a GPU: nobody synchronizes a whole device once operations wait for each other.
-  ready.arrive_and_wait();
-  if (s.absent && rank == s.ranks - 1) return {};
-  for (int call = 0; call < s.calls; ++call) {
-    int64_t tokens = tokensOf(call, rank, s.tokens);
-    makeInputs<<<64, 256, 0, stream>>>(x, ids, call, rank, tokens, s);
-    if (s.stall && mix(uint64_t(call) * 31 + uint64_t(rank)) % 7 == 0) spin<<<1, 1, 0, stream>>>(s.stall * 1000ll);
-    moeRows_t in = {x, rowBytes, 0, moeRoleTokens, 0}, out = {rows, rowBytes, 0, moeRoleTokens, 0};
-    moeReceive_t receive = MOE_RECEIVE_INIT;
-    receive.rows = s.views ? nullptr : &out;
-    receive.sources = sources;
-    moeDispatchArgs_t send = MOE_DISPATCH_ARGS_INIT;
-    send.numTokens = tokens;
-    send.topk = s.topk;
-    send.ids = ids;
-    send.inputs = &in;
-    send.numInputs = 1;
-    send.receive = &receive;
-    check(moeDispatch(comm, &send, handle, stream), "moeDispatch");
-    meet();
-    moeRows_t view = out;
-    if (s.views) check(moeGetViews(comm, handle, &view, 1), "moeGetViews");
-    int64_t stride = view.strideBytes ? view.strideBytes : rowBytes;
-    checkRows<<<128, 256, 0, stream>>>(counters, static_cast<std::byte*>(view.data), stride, sources, capacity, call,
-                                       s);
-    countExpected<<<32, 256, 0, stream>>>(counters, call, rank, s);
-    if (s.stall && mix(uint64_t(call) * 37 + uint64_t(rank)) % 7 == 0) spin<<<1, 1, 0, stream>>>(s.stall * 1000ll);
-    moeCombineArgs_t back = MOE_COMBINE_ARGS_INIT;
-    back.rows = rows;
-    back.output = sums;
-    check(moeCombine(comm, &back, handle, stream), "moeCombine");
-    meet();
-    checkSums<<<64, 256, 0, stream>>>(counters, sums, call, rank, tokens, s);
-    if (call % 50 == 49) check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-  }
-  check(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
-  moeResult_t state;
-  check(moeCommGetAsyncError(comm, &state), "moeCommGetAsyncError");
-  if (s.absent) return {state != moeTimeout, 0, 0};
-  check(state, "operation");
-  Counters result;
-  check(cudaMemcpy(&result, counters, sizeof result, cudaMemcpyDeviceToHost), "cudaMemcpy");
-  check(moeHandleDestroy(handle), "moeHandleDestroy");
-  return result;
+  for (int call = 0; call < s.calls; ++call) mine.run(call, meet);
+  return mine.finish();
 }
 
 Shape parse(int argc, char** argv) {
@@ -245,6 +326,8 @@ Shape parse(int argc, char** argv) {
       s.sms = number;
     else if (name == "--gpus")
       s.gpus = number;
+    else if (name == "--graphs")
+      s.graphs = number != 0;
     else if (name == "--absent")
       s.absent = number != 0;
     else if (name == "--layout") {
@@ -253,6 +336,8 @@ Shape parse(int argc, char** argv) {
     } else
       die("unknown option " + name);
   }
+  // Views move from replay to replay.
+  if (s.graphs && s.views) die("--graphs 1 needs a layout other than views");
   return s;
 }
 
