@@ -38,7 +38,7 @@ refuses '--routing random: unknown value; known: uniform, zipf:A, node-limited:M
 refuses 'Could not convert: -b = many' -b many
 
 # What only other versions have.
-for line in '--quant fp8' '--quant fp8_ue8m0' '--graph' '--halves' '--slots rank' '--baseline mpi' '--nodes 2' \
+for line in '--quant fp8' '--quant fp8_ue8m0' '--slots rank' '--baseline mpi' '--nodes 2' \
   '--transport tcp' '--path hybrid' '--path pull' '--window 4096' '--block-m 64' '--tune file'; do
   read -ra words <<<"$line"
   refuses "${words[0]}.*: this version does not have it" "${words[@]}"
@@ -55,6 +55,9 @@ refuses '--topk 65: must be from 1 to 64' --topk 65
 refuses '--align 4: needs --layout expert' --align 4
 refuses '--exact and --budget exclude each other' --exact --budget 4
 refuses '--max-tokens 64: must not be smaller than -e 128' --max-tokens 64
+refuses '--graph: graphs need GPUs' --graph --backend host
+refuses '--graph and --exact exclude each other' --graph --exact
+refuses '--graph and --stall exclude each other' --graph --stall 0:1
 refuses '--corrupt needs the check' --corrupt -c 0
 refuses '--stall: there is no rank 2 among 2' --stall 2:5
 refuses '--stall 1: must be RANK:MS' --stall 1

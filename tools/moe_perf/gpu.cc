@@ -39,6 +39,8 @@ class Owned {
 
 using Stream = Owned<cudaStream_t, cudaStreamDestroy>;
 using Event = Owned<cudaEvent_t, cudaEventDestroy>;
+using Graph = Owned<cudaGraph_t, cudaGraphDestroy>;
+using GraphExec = Owned<cudaGraphExec_t, cudaGraphExecDestroy>;
 using PinnedMemory = Owned<void*, cudaFreeHost>;
 
 class CudaGpu : public Gpu {
@@ -156,13 +158,33 @@ class CudaGpu : public Gpu {
     }
   }
 
-  void mark(size_t index) override { check(cudaEventRecord(marks_.at(index).get(), stream_.get()), "cudaEventRecord"); }
+  // In a graph a mark is set at each replay.
+  void mark(size_t index) override {
+    unsigned flags = capturing_ ? cudaEventRecordExternal : cudaEventRecordDefault;
+    check(cudaEventRecordWithFlags(marks_.at(index).get(), stream_.get(), flags), "cudaEventRecordWithFlags");
+  }
 
   double microsecondsBetween(size_t from, size_t to) override {
     float milliseconds = 0;
     check(cudaEventElapsedTime(&milliseconds, marks_.at(from).get(), marks_.at(to).get()), "cudaEventElapsedTime");
     return static_cast<double>(milliseconds) * 1000;
   }
+
+  void capture(const std::function<void()>& calls) override {
+    Graph graph;
+    // The host's other ranks may make any call meanwhile.
+    check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    capturing_ = true;
+    calls();
+    capturing_ = false;
+    check(cudaStreamEndCapture(stream_.get(), graph.place()), "cudaStreamEndCapture");
+    graph_ = GraphExec();
+    check(cudaGraphInstantiate(graph_.place(), graph.get(), 0), "cudaGraphInstantiate");
+    check(cudaGraphUpload(graph_.get(), stream_.get()), "cudaGraphUpload");
+    synchronize();
+  }
+
+  void replay() override { check(cudaGraphLaunch(graph_.get(), stream_.get()), "cudaGraphLaunch"); }
 
   void synchronize() override { check(cudaStreamSynchronize(stream_.get()), "cudaStreamSynchronize"); }
 
@@ -226,6 +248,8 @@ class CudaGpu : public Gpu {
   PinnedMemory flag_;
   Stream stream_;
   std::vector<Event> marks_;
+  GraphExec graph_;
+  bool capturing_ = false;
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -70,6 +71,10 @@ class Gpu {
   virtual void reserveMarks(size_t count) = 0;
   virtual void mark(size_t index) = 0;
   virtual double microsecondsBetween(size_t from, size_t to) = 0;
+  // Makes a graph of what `calls` enqueues, and runs none of it. Not behind a closed gate.
+  virtual void capture(const std::function<void()>& calls) = 0;
+  // Enqueues the graph that was made last.
+  virtual void replay() = 0;
   virtual void synchronize() = 0;
   virtual bool idle() = 0;
   virtual void enqueueCopyOut(void* host, const void* device, int64_t bytes) = 0;

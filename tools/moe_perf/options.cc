@@ -50,8 +50,6 @@ struct Later {
 const std::vector<Later>& laterOptions() {
   static const std::vector<Later>& table = *new std::vector<Later>{
       {"--quant", {"none", "fp8", "fp8-ue8m0"}, {"none"}},
-      {"--graph", {}, {}},
-      {"--halves", {}, {}},
       {"--slots", {"auto", "expert", "rank"}, {"auto"}},
       {"--baseline", {"none", "nccl", "mpi"}, {"none", "nccl"}},
       {"--nodes", {}, {"0", "1"}},
@@ -189,6 +187,8 @@ void declareChoices(CLI::App& app, Options& o, Texts& t) {
   app.add_option("--op", t.op, "what is timed: roundtrip, dispatch or combine (roundtrip)");
   app.add_option("--routing", t.routing,
                  "uniform, zipf:A, node-limited:M, same, masked:P, last or file:PATH (uniform)");
+  app.add_flag("--halves", o.halves, "each dispatch is a send half and a moeWait");
+  app.add_flag("--graph", o.graph, "GPUs: calls are captured and timed as replays of a CUDA graph");
   app.add_option("--sms", o.sms, "most SMs that an operation may use; 0: the library chooses (0)");
   app.add_option("--max-tokens", o.maxTokens, "one communicator of this size for all rows, in place of one per row");
   app.add_option("--timeout-ms", o.timeoutMs, "longest wait for another rank (10000)");
@@ -206,14 +206,9 @@ void declareChoices(CLI::App& app, Options& o, Texts& t) {
     const Later& later = laterOptions()[i];
     std::string name = later.option;
     if (name == "--path" || name == "--baseline") continue;
-    bool flag = name == "--graph" || name == "--halves";
-    CLI::Option* option =
-        flag ? app.add_flag_callback(
-                   name, [&t, i] { t.later[i] = "on"; }, "not in this version")
-             : app.add_option(name, t.later[i],
-                              later.without.empty() ? "not in this version"
-                                                    : cat("only ", joined(later.without), " in this version"));
-    option->group("Of other versions");
+    std::string text =
+        later.without.empty() ? "not in this version" : cat("only ", joined(later.without), " in this version");
+    app.add_option(name, t.later[i], text)->group("Of other versions");
   }
 }
 
@@ -231,8 +226,7 @@ void refuseLater(const Texts& texts) {
       usage(later.option, " ", value, ": unknown value; known: ", joined(later.known));
     }
     std::string advice = later.without.empty() ? "; leave it out" : cat("; it has: ", joined(later.without));
-    usage(later.option, value == "on" ? "" : " ", value == "on" ? "" : value, ": this version does not have it",
-          advice);
+    usage(later.option, " ", value, ": this version does not have it", advice);
   }
 }
 
@@ -270,6 +264,9 @@ void checkRanges(const Options& o) {
   if (o.init == InitKind::kNccl && o.backend == moeBackendHost) {
     usage("--init nccl: NCCL needs GPUs; leave out --backend host");
   }
+  if (o.graph && o.backend == moeBackendHost) usage("--graph: graphs need GPUs; leave out --backend host");
+  if (o.graph && o.exact) usage("--graph and --exact exclude each other: a host's wait cannot be captured");
+  if (o.graph && o.stallRank >= 0) usage("--graph and --stall exclude each other: replays do not sleep");
   requireRange("--timeout-ms", o.timeoutMs, 1, 3600000);
   if (o.corrupt && !o.check) usage("--corrupt needs the check: leave out -c 0");
 }

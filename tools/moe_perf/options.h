@@ -57,6 +57,8 @@ struct Options {
   int stallRank = -1;
   int stallMs = 0;
   bool corrupt = false;
+  bool halves = false;
+  bool graph = false;
   BaselineKind baseline = BaselineKind::kNone;
   InitKind init = InitKind::kAuto;
   bool deterministic = false;
@@ -68,8 +70,8 @@ struct Options {
 
   // Of moe_perf's own ranks; 0 if a launcher starts them.
   int ranks() const { return processes * perProcess + threads; }
-  // Rows stay in the window and are never copied out.
-  bool views() const { return layout == moeLayoutRank && !exact && !budgetGiven; }
+  // Rows stay in the window and are never copied out. Graphs cannot have that.
+  bool views() const { return layout == moeLayoutRank && !exact && !budgetGiven && !graph; }
   moeDataType_t combineDtype() const { return dtype == moeFloat8e4m3 ? moeBfloat16 : dtype; }
 };
 

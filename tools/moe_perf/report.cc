@@ -43,6 +43,8 @@ Json optionsJson(const Options& o) {
   json["seed"] = o.seed;
   if (o.stallRank >= 0) json["stall"] = {{"rank", o.stallRank}, {"ms", o.stallMs}};
   json["corrupt"] = o.corrupt;
+  json["halves"] = o.halves;
+  json["graph"] = o.graph;
   json["baseline"] = nameOf(o.baseline);
   json["init"] = nameOf(o.init);
   json["deterministic"] = o.deterministic;

@@ -240,13 +240,18 @@ void RowRun::dispatch(int64_t set) {
     args.numInputs = 1 + sides;
   }
   void* stream = context_.gpu ? context_.gpu->stream() : nullptr;
-  if (!options_.exact) {
+  if (!options_.exact && !options_.halves) {
     args.receive = &receive_;
     require(moeDispatch(comm_, &args, handle_, stream), "moeDispatch");
     return;
   }
   args.flags = MOE_SEND_HALF;
   require(moeDispatch(comm_, &args, handle_, stream), "moeDispatch (send half)");
+  if (options_.exact) takeExactSizes();
+  require(moeWait(comm_, handle_, &receive_, stream), "moeWait");
+}
+
+void RowRun::takeExactSizes() {
   moeSizes_t sizes{};
   require(moeGetSizes(comm_, handle_, &sizes), "moeGetSizes");
   if (options_.layout != moeLayoutExpertPadded) {
@@ -257,7 +262,6 @@ void RowRun::dispatch(int64_t set) {
     receive_.capacity = std::max<int64_t>(1, sizes.requiredRows);
     received_.capacity = std::min(rowCapacity_, receive_.capacity);
   }
-  require(moeWait(comm_, handle_, &receive_, stream), "moeWait");
 }
 
 // Where the rows of the last dispatch lie.

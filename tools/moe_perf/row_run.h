@@ -66,6 +66,7 @@ class RowRun {
   void expect(int64_t set, std::vector<Routes>* routes, ExpectedReceive* expected);
   void noteSizes(const moeSizes_t& sizes, bool timed);
   void dispatch(int64_t set);
+  void takeExactSizes();
   void combine();
   void locateRows();
   int64_t countAt(size_t source) const;

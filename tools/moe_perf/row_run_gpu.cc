@@ -66,8 +66,10 @@ void RowRun::runBatch(const Batch& batch) {
   moeStats_t before = stats();
   // The last dispatch of a checked batch is looked at before its rows go on to the expert.
   bool lastCombines = options_.op != Op::kDispatch && !batch.check;
+  // Before the gate closes: making a graph may wait for what runs on the GPU.
+  if (options_.graph) context_.gpu->capture([&] { enqueue(batch, lastCombines); });
   begin();
-  enqueue(batch, lastCombines);
+  options_.graph ? context_.gpu->replay() : enqueue(batch, lastCombines);
   complete();
   takeTimes(batch, lastCombines);
   takeSizes(batch);
@@ -125,13 +127,17 @@ void RowRun::takeSizes(const Batch& batch) {
 void RowRun::combineAndCheck(const Batch& batch, int64_t set, const std::vector<Routes>& routes) {
   bool overflow = anyRankOverflowed(*received_.sizes);
   runExpert();
+  auto enqueueCombine = [&] {
+    stall();
+    context_.gpu->mark(0);
+    Clock::time_point start = Clock::now();
+    combine();
+    if (batch.timed) measures_.combineHostUs.push_back(microsecondsSince(start));
+    context_.gpu->mark(1);
+  };
+  if (options_.graph) context_.gpu->capture(enqueueCombine);
   begin();
-  stall();
-  context_.gpu->mark(0);
-  Clock::time_point start = Clock::now();
-  combine();
-  if (batch.timed) measures_.combineHostUs.push_back(microsecondsSince(start));
-  context_.gpu->mark(1);
+  options_.graph ? context_.gpu->replay() : enqueueCombine();
   complete();
   if (batch.timed) measures_.combineUs.push_back(context_.gpu->microsecondsBetween(0, 1));
   combined_.fetch();

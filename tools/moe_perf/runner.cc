@@ -145,6 +145,7 @@ void Runner::join(int64_t maxTokens) {
          " backend, but this build of moe_perf has no CUDA; pass --backend host");
   }
   context_.gpu = onGpu ? gpu_.get() : nullptr;
+  if (options_.graph && !onGpu) fail("--graph: ranks run on the host; graphs need GPUs");
   if (!first) return;
   if (onGpu) {
     gpuLimit_ = measureGpuLimit(team_, *gpu_);
@@ -221,7 +222,8 @@ std::string Runner::timesOf() const {
     return calls + "between CUDA events around each call; every call starts with all ranks at a barrier";
   }
   return cat(calls, "between CUDA events around each call, up to ", kBatchCalls - 1,
-             " enqueued back to back behind a gate that all GPUs pass together");
+             options_.graph ? " captured in a graph that is replayed" : " enqueued back to back",
+             " behind a gate that all GPUs pass together");
 }
 
 // What the routing makes necessary, before anything is measured.
@@ -321,7 +323,7 @@ Json Runner::gatherRow(int64_t tokens, const RowMeasures& mine, int64_t recordBy
     if (!timed) continue;
     std::vector<double> slowest = slowestOf(team_, *times);
     row[name] = {{"p50_us", percentile(slowest, 0.5)}, {"p99_us", percentile(slowest, 0.99)}, {"us", slowest}};
-    if (context_.gpu) {
+    if (context_.gpu && !options_.graph) {
       const std::vector<double>& host = times == &mine.dispatchUs ? mine.dispatchHostUs : mine.combineHostUs;
       row[name]["host_p50_us"] = slowestOf(team_, {percentile(host, 0.5)})[0];
     }
