@@ -59,7 +59,7 @@ constexpr int64_t kFewTokens = 1024;
 constexpr int64_t kMostTableBytes = 16384;
 
 // What a block of the low-latency path keeps there at most.
-constexpr int64_t kMostScratchBytes = 65536;
+constexpr int64_t kMostScratchBytes = 131072;
 
 // How the work of an operation is spread.
 struct Spread {
@@ -271,8 +271,8 @@ class CudaBackend : public Backend {
   }
 
   void read(void* to, const void* from, size_t bytes) {
-    drain();
     OnDevice on(device_);
+    check(cudaEventSynchronize(last_), "cudaEventSynchronize", device_);
     copy(to, from, bytes);
   }
 

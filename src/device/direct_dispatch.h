@@ -36,7 +36,7 @@ MOE_PROTOCOL bool receiveDispatch(X& x, const DispatchArgs& a, const Epoch& epoc
   }
   if (!arrivals.findPlaces()) return false;
   if (reports) writeCounts(x, a, arrivals);
-  markGaps(x, a, arrivals, x.block());
+  markGaps(x, a, arrivals, x.block(), x.warps());
   if (a.views) return noteViews(x, a, arrivals);
   if (x.warp() >= x.streamers()) return true;
   PlaceJob<X> job(x, a, arrivals);

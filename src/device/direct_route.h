@@ -2,13 +2,12 @@
 // The direct path, sending half of dispatch: routing. Every record gets its slot at its rank, every row its index at
 // its expert, and the counts leave.
 //
-// Slots come from counting, not from atomics, so rows arrive in token order. A block routes a span of contiguous
-// chunks, its warps a part each: they count, add up what the parts and blocks before them have counted, and number
-// their own. A block waits only for blocks with a lower number, so any number of resident blocks makes progress.
+// Rows arrive in token order. A block routes a span of contiguous chunks, and goes on from what the blocks before it
+// have counted. It waits only for blocks with a lower number, so any number of resident blocks makes progress.
 #pragma once
 
 #include "device/finish.h"
-#include "device/firsts.h"
+#include "device/numbering.h"
 #include "device/window_view.h"
 
 namespace moe {
@@ -62,7 +61,9 @@ class Router {
     takeMemory();
     if (x_.warp() < parts_) countPart();
     x_.barrier(true);
-    MOE_ROLL for (int64_t bin = x_.thread(); bin < shape_.bins(); bin += x_.threads()) sumParts(bin);
+    MOE_ROLL for (int64_t bin = x_.thread(); bin < shape_.bins(); bin += x_.threads()) {
+      work_.histogram(block_)[bin] = own_.sumParts(shape_, bin, parts_);
+    }
     x_.barrier(true);
     if (x_.thread() == 0) x_.signalLocal(work_.spanCounted(block_), epoch_);
     if (!waitForOthers()) return false;
@@ -109,18 +110,17 @@ class Router {
     int64_t most = int64_t{tokens_} * shape_.topk;
     if (std::byte* memory = x_.blockScratch(routingBytes(shape_, tokens_))) {
       records_ = reinterpret_cast<std::byte**>(memory);
-      ids_ = reinterpret_cast<int32_t*>(records_ + shape_.nranks);
-      owners_ = ids_ + most;
-      bins_ = owners_ + most;
-      flags_ = reinterpret_cast<uint8_t*>(bins_ + kMaxParts * shape_.bins());
+      own_.ids = reinterpret_cast<int32_t*>(records_ + shape_.nranks);
+      own_.owners = own_.ids + most;
+      own_.bins = own_.owners + most;
+      own_.flags = reinterpret_cast<uint8_t*>(own_.bins + kMaxParts * shape_.bins());
     } else {
-      ids_ = a_.common.handle ? handle_.ids(first_) : nullptr;
-      owners_ = work_.owners(first_);
-      bins_ = work_.bins(block_);
-      flags_ = work_.flags(first_);
+      own_.ids = a_.common.handle ? handle_.ids(first_) : nullptr;
+      own_.owners = work_.owners(first_);
+      own_.bins = work_.bins(block_);
+      own_.flags = work_.flags(first_);
       records_ = work_.recordBases(block_);
     }
-    next_ = bins_ + x_.warp() * shape_.bins();
     MOE_ROLL for (int peer = x_.thread(); peer < shape_.nranks; peer += x_.threads()) {
       records_[peer] = windowOf(peer).record(shape_.rank, 0);
     }
@@ -137,29 +137,13 @@ class Router {
 
   // Reads this warp's entries and counts records per rank, and rows per expert.
   MOE_PROTOCOL void countPart() {
-    MOE_ROLL for (int64_t bin = x_.lane(); bin < shape_.bins(); bin += x_.lanes()) next_[bin] = 0;
+    own_.startPart(x_, shape_);
     int32_t begin = entryOf(firstUnit_), end = entryOf(firstUnit_ + units_);
     MOE_ROLL for (int32_t from = begin; from < end; from += kBatch * x_.lanes()) readEntries(from, end);
     x_.warpBarrier();
-    bool whole = x_.lanes() >= shape_.topk;
-    int32_t step = whole ? x_.lanes() / shape_.topk * shape_.topk : x_.lanes(), token = x_.lane() / shape_.topk;
-    MOE_ROLL for (int32_t from = begin; from < end; from += step) {
-      int32_t i = from + x_.lane();
-      bool mine = i < end && x_.lane() < step;
-      int32_t id = mine ? ids_[i] : -1, owner = id >= 0 ? shape_.experts.owner(id) : -1;
-      if (mine) owners_[i] = owner;
-      if (mine && a_.ids) handle_.ids(first_)[i] = id;
-      uint8_t flags = 0;
-      if (whole) flags = matchFirsts(x_, shape_, token, id, owner, shape_.expertLayout());
-      x_.warpBarrier();
-      if (mine && !whole) flags = findFirsts(ids_, owners_, i, shape_.topk);
-      if (mine) flags_[i] = flags;
-      if (shape_.expertLayout() && flags & kExpertFirst) x_.addShared(&next_[shape_.nranks + id], 1);
-      int32_t rank = flags & kRankFirst ? owner : -1;
-      auto same = x_.match(rank);
-      if (rank >= 0 && same.below == 0) next_[rank] += same.total;
-      x_.warpBarrier();
-    }
+    own_.countPart(x_, shape_, begin, end, [&](int32_t i, int32_t id) {
+      if (a_.ids) handle_.ids(first_)[i] = id;
+    });
     countRanks(begin / shape_.topk, end / shape_.topk);
   }
 
@@ -168,8 +152,8 @@ class Router {
     MOE_ROLL for (int32_t token = begin + x_.lane(); token < end; token += x_.lanes()) {
       TokenRanks ranks{-1, 0, 0};
       MOE_ROLL for (int32_t i = token * shape_.topk; i < (token + 1) * shape_.topk; ++i) {
-        if (!(flags_[i] & kRankFirst)) continue;
-        if (owners_[i] == shape_.rank) ranks.ownOrdinal = ranks.count;
+        if (!(own_.flags[i] & kRankFirst)) continue;
+        if (own_.owners[i] == shape_.rank) ranks.ownOrdinal = ranks.count;
         ++ranks.count;
       }
       *handle_.ranks(first_ + token) = ranks;
@@ -190,7 +174,7 @@ class Router {
       int32_t i = from + b * x_.lanes() + x_.lane();
       if (i >= end) continue;
       bool valid = shape_.experts.valid(id[b]);
-      ids_[i] = valid ? static_cast<int32_t>(id[b]) : -1;
+      own_.ids[i] = valid ? static_cast<int32_t>(id[b]) : -1;
       if (a_.ids) handle_.weights(first_)[i] = valid ? weight[b] : 0.0f;
     }
   }
@@ -211,18 +195,6 @@ class Router {
     return at >= 0 ? a_.weights[at] : 1.0f;
   }
 
-  // Turns the counts of a bin into what the parts before have counted, and publishes the span's.
-  MOE_PROTOCOL void sumParts(int64_t bin) {
-    int32_t sum = 0;
-    MOE_ROLL for (int64_t part = 0; part < parts_; ++part) {
-      int32_t& next = bins_[part * shape_.bins() + bin];
-      int32_t count = next;
-      next = sum;
-      sum += count;
-    }
-    work_.histogram(block_)[bin] = sum;
-  }
-
   MOE_PROTOCOL void addEarlierSpans(int64_t bin) {
     int32_t sum = 0;
     MOE_ROLL for (int64_t from = 0; from < block_; from += kBatch) {
@@ -232,7 +204,7 @@ class Router {
       }
       MOE_UNROLL for (int b = 0; b < kBatch; ++b) sum += counts[b];
     }
-    MOE_ROLL for (int64_t part = 0; part < parts_; ++part) bins_[part * shape_.bins() + bin] += sum;
+    MOE_ROLL for (int64_t part = 0; part < parts_; ++part) own_.bins[part * shape_.bins() + bin] += sum;
     if (last_) tellCount(bin, sum + work_.histogram(block_)[bin]);
   }
 
@@ -273,31 +245,16 @@ class Router {
     int64_t chunk = spans_.first(block_) + unit / kUnitsPerChunk;
     MOE_ROLL for (int peer = x_.lane(); peer < shape_.nranks; peer += x_.lanes()) {
       ChunkRange* range = windowOf(peer).chunkRange(shape_.rank, chunk);
-      (begin ? range->begin : range->end) = next_[peer];
+      (begin ? range->begin : range->end) = own_.next[peer];
     }
   }
 
   MOE_PROTOCOL void assign(int32_t begin, int32_t end) {
-    int32_t* nextIndex = next_ + shape_.nranks;
-    MOE_ROLL for (int32_t from = begin; from < end; from += x_.lanes()) {
-      int32_t i = from + x_.lane();
-      bool mine = i < end;
-      int32_t rank = mine && flags_[i] & kRankFirst ? owners_[i] : -1;
-      auto sameRank = x_.match(rank);
-      int32_t slot = rank >= 0 ? next_[rank] + sameRank.below : -1;
-      if (mine) work_.targets(first_)[i] = rank >= 0 ? records_[rank] + slot * layout_.record.stride : nullptr;
+    own_.number(x_, shape_, begin, end, [&](int32_t i, int32_t rank, int32_t slot, int32_t index) {
+      work_.targets(first_)[i] = rank >= 0 ? records_[rank] + slot * layout_.record.stride : nullptr;
       if (rank == shape_.rank) handle_.ranks(first_ + i / shape_.topk)->ownSlot = slot;
-      if (shape_.expertLayout()) {
-        int32_t expert = mine && flags_[i] & kExpertFirst ? ids_[i] : -1;
-        auto sameExpert = x_.match(expert);
-        if (mine) work_.indexes(first_)[i] = expert >= 0 ? nextIndex[expert] + sameExpert.below : -1;
-        x_.warpBarrier();
-        if (expert >= 0 && sameExpert.below == 0) nextIndex[expert] += sameExpert.total;
-      }
-      x_.warpBarrier();
-      if (rank >= 0 && sameRank.below == 0) next_[rank] += sameRank.total;
-      x_.warpBarrier();
-    }
+      if (shape_.expertLayout()) work_.indexes(first_)[i] = index;
+    });
   }
 
   X& x_;
@@ -315,11 +272,7 @@ class Router {
   int64_t parts_;                      // of the span
   int32_t firstUnit_ = 0, units_ = 0;  // of this warp's part
   std::byte** records_ = nullptr;      // [ranks] this rank's first record there
-  int32_t* ids_ = nullptr;
-  int32_t* owners_ = nullptr;
-  int32_t* bins_ = nullptr;  // [parts][bins]: counts, then the next slot or index
-  int32_t* next_ = nullptr;  // this warp's of them
-  uint8_t* flags_ = nullptr;
+  Numbering<X> own_;                   // of the span's tokens
 };
 
 }  // namespace moe

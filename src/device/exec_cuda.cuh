@@ -86,6 +86,11 @@ class CudaExec {
   __device__ bool getTagged(const std::byte* word, uint32_t tag, Awaited awaited, int peer, uint32_t* data) const;
   __device__ bool getUnit(const std::byte* row, int64_t unit, uint32_t tag, Awaited awaited, int peer,
                           Unit* data) const;
+  struct Peek {
+    ptx::TaggedWord words[kUnitWords];
+  };
+  __device__ Peek peekUnit(const std::byte* row, int64_t unit) const;
+  __device__ bool takePeek(const Peek& peek, uint32_t tag, Unit* data) const;
   __device__ static Unit loadUnit(const std::byte* row, int64_t unit, int64_t bytes);
   __device__ static void storeUnit(std::byte* row, int64_t unit, int64_t bytes, const Unit& data);
 

@@ -25,6 +25,15 @@ __device__ __noinline__ inline bool taggedWaitIsOver(const CudaGrid& grid, const
   return false;
 }
 
+// Whether a word has come.
+__device__ __forceinline__ bool hasCome(const ptx::TaggedWord& word, uint32_t tag) {
+#ifdef MOE_MUTANT_STALE_TAG
+  return word.tag != 0;
+#else
+  return word.tag == tag;
+#endif
+}
+
 // Polls kCount words, kStride bytes apart, all in flight together.
 template <int kCount, int kStride>
 __device__ __forceinline__ bool getWords(const CudaGrid& grid, const std::byte* words, uint32_t tag, Awaited awaited,
@@ -39,11 +48,7 @@ __device__ __forceinline__ bool getWords(const CudaGrid& grid, const std::byte* 
     for (int w = 0; w < kCount; ++w) word[w] = ptx::loadTagged(words + w * kStride);
 #pragma unroll
     for (int w = 0; w < kCount; ++w) {
-#ifdef MOE_MUTANT_STALE_TAG
-      came = came && word[w].tag != 0;
-#else
-      came = came && word[w].tag == tag;
-#endif
+      came = came && hasCome(word[w], tag);
       for (int i = 0; i < 3; ++i) data[3 * w + i] = word[w].data[i];
     }
     if (came) return true;
@@ -63,6 +68,22 @@ __device__ __forceinline__ bool CudaExec::getUnit(const std::byte* row, int64_t 
                                                   int peer, Unit* data) const {
   constexpr int kStride = kUnitsPerBlock * kTaggedWord;
   return getWords<kUnitWords, kStride>(grid_, row + Unit::wordAt(unit, 0), tag, awaited, peer, data->words);
+}
+
+__device__ __forceinline__ CudaExec::Peek CudaExec::peekUnit(const std::byte* row, int64_t unit) const {
+  Peek peek;
+#pragma unroll
+  for (int w = 0; w < kUnitWords; ++w) peek.words[w] = ptx::loadTagged(row + Unit::wordAt(unit, w));
+  return peek;
+}
+__device__ __forceinline__ bool CudaExec::takePeek(const Peek& peek, uint32_t tag, Unit* data) const {
+  bool came = true;
+#pragma unroll
+  for (int w = 0; w < kUnitWords; ++w) {
+    came = came && hasCome(peek.words[w], tag);
+    for (int i = 0; i < 3; ++i) data->words[3 * w + i] = peek.words[w].data[i];
+  }
+  return came;
 }
 
 __device__ __forceinline__ void CudaExec::putUnit(std::byte* row, int64_t unit, uint32_t tag, const Unit& data) {

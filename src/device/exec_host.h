@@ -143,6 +143,11 @@ class HostExec {
   // is the rank whose doing is awaited.
   bool getTagged(const std::byte* word, uint32_t tag, Awaited awaited, int peer, uint32_t* data);
   bool getUnit(const std::byte* row, int64_t unit, uint32_t tag, Awaited awaited, int peer, Unit* data);
+  // Looks at the four words of a unit without waiting for them; takePeek says whether they had come. Hosts need not
+  // look ahead.
+  struct Peek {};
+  Peek peekUnit(const std::byte*, int64_t) const { return {}; }
+  bool takePeek(const Peek&, uint32_t, Unit*) const { return false; }
   // A unit of a row of `bytes` bytes, which may lie at any address.
   static Unit loadUnit(const std::byte* row, int64_t unit, int64_t bytes) {
     Unit data{};

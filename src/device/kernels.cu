@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(32 * kDispatchWarps, 1)
   if (exec.usable()) slotCount(exec, launch.op);
 }
 
-__global__ void __launch_bounds__(32 * kDispatchWarps, 1)
+__global__ void __launch_bounds__(32 * kCombineWarps, 1)
     slotCombineKernel(const __grid_constant__ CombineLaunch launch) {
   CudaExec exec(launch.grid, launch.op.common.control(), shared);
   if (exec.usable()) slotCombine(exec, launch.op);
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(32 * kDispatchWarps, 1)
 }  // namespace
 
 int64_t slotScratchBytes(const Layout& layout, int64_t tokens) {
-  return larger(SlotSender<CudaExec>::bytes(layout.shape, tokens),
+  return larger(SlotRouter<CudaExec>::bytes(layout.shape, tokens),
                 SlotReceiver<CudaExec>::bytes(layout, kDispatchWarps));
 }
 

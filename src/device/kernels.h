@@ -26,13 +26,15 @@ const void* kernelAddress(Kernel kernel);
 
 // Most bytes of an item of dispatch.
 int64_t dispatchItemBytes(const Layout& layout);
-// What a block of the low-latency path wants to keep in fast memory, if `tokens` of what is sent are its own.
+// What a block of the low-latency path wants to keep in fast memory in a dispatch of `tokens` tokens.
 int64_t slotScratchBytes(const Layout& layout, int64_t tokens);
 
 // Warps of a block. Combine wants registers more than warps: the stages leave no room in the first-level cache for
 // registers that are spilled.
 constexpr int kDispatchWarps = 16;
 constexpr int kCombineWarps = 12;
-constexpr int warpsOf(Kernel kernel) { return kernel == Kernel::kCombine ? kCombineWarps : kDispatchWarps; }
+constexpr int warpsOf(Kernel kernel) {
+  return kernel == Kernel::kCombine || kernel == Kernel::kSlotCombine ? kCombineWarps : kDispatchWarps;
+}
 
 }  // namespace moe

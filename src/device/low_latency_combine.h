@@ -49,11 +49,12 @@ class UnitSum {
   bool any_ = false;
 };
 
-// One block's part of a combine.
+// One block's part of a combine. What the first slices need is looked up before anything is waited for.
 template <class X>
 class SlotCombine {
  public:
-  MOE_PROTOCOL SlotCombine(X& x, const CombineArgs& a, const Epoch& epoch)
+  // Of share `share` of `shares` of both halves.
+  MOE_PROTOCOL SlotCombine(X& x, const CombineArgs& a, const Epoch& epoch, int share, int shares)
       : x_(x),
         a_(a),
         layout_(a.common.layout),
@@ -61,7 +62,10 @@ class SlotCombine {
         handle_(a.common),
         epoch_(epoch),
         tag_(tagOf(epoch)),
-        units_(rowUnits(shape_.combineRowBytes)) {}
+        units_(rowUnits(shape_.combineRowBytes)),
+        together_(x.lanes() >= shape_.topk),
+        share_(share),
+        shares_(shares) {}
 
   // Tells every source which dispatch this rank combines, or that it refuses to.
   MOE_PROTOCOL void sendHeads() const {
@@ -72,32 +76,29 @@ class SlotCombine {
     }
   }
 
-  // Adds and sends the rows of share `share` of `shares`.
-  template <class Number>
-  MOE_PROTOCOL void sendRows(int share, int shares) const {
-    ExpertRows outputs(a_);
-    int64_t most = 0;
-    MOE_ROLL for (int source = 0; source < shape_.nranks; ++source) most = larger(most, *handle_.sourceRows(source));
-    Slices slices(x_, most * shape_.nranks, ceilDiv(units_, kUnitsPerBlock), share, shares);
-    Slices::Slice slice;
-    while (slices.take(&slice)) {
-      auto source = static_cast<int>(slice.row % shape_.nranks);
-      int64_t slot = slice.row / shape_.nranks;
-      if (slot >= *handle_.sourceRows(source)) continue;
-      int32_t token = *handle_.token(source, slot), ordinal = *handle_.ordinal(source, slot);
-      const std::byte* row = nullptr;
-      if (!shape_.expertLayout()) row = outputs.row(source, slot, *handle_.sourceFirst(source));
-      forUnits(x_, units_, slice.number, [&](int64_t unit) {
-        Unit sum{};
-        if (shape_.expertLayout()) {
-          sum = sumOf<Number>(source, slot, unit);
-        } else if (row) {
-          sum = x_.loadUnit(row, unit, shape_.combineRowBytes);
-        }
-        x_.putUnit(windowOf(source).row(token, ordinal), unit, tag_, sum);
-        return true;
-      });
+  // Adds this share's rows and sends them, once `allow` says that they may be. False if it does not.
+  template <class Number, class Allow>
+  MOE_PROTOCOL bool sendRows(Allow allow) const {
+    Slices slices = slicesOf(shape_.maxTokens * shape_.nranks);
+    Slices::Slice slice{};
+    Record record{};
+    Unit first{};  // of this lane, added before the wait
+    bool some = slices.take(&slice), added = false;
+    if (some) {
+      record = look(slice.row);
+      added = x_.lanes() > 1 && record.slot < record.sourceRows;
+      int64_t unit = slice.number * X::kSlices * kUnitsPerBlock + x_.lane();
+      if (added) first = unitOf<Number>(record, unit, unit < units_);
     }
+    slices.limit(mostRows() * shape_.nranks);
+    if (!allow()) return false;
+    while (some) {
+      if (record.slot < record.sourceRows) sendSlice<Number>(record, slice.number, added, first);
+      added = false;
+      some = slices.take(&slice);
+      if (some) record = look(slice.row);
+    }
+    return true;
   }
 
   // Waits for the heads of all senders. All threads of the block get the same refusal; false after a failure.
@@ -117,23 +118,29 @@ class SlotCombine {
     return true;
   }
 
-  // Adds the partial rows of share `share` of `shares` of this rank's tokens. False after a failure.
+  // Adds this share's partial rows. False after a failure.
   template <class Number>
-  MOE_PROTOCOL bool receiveRows(int share, int shares) const {
+  MOE_PROTOCOL bool receiveRows() const {
     PartialWindow window = windowOf(shape_.rank);
-    Slices slices(x_, a_.common.handleHead()->numTokens, ceilDiv(units_, kUnitsPerBlock), share, shares);
+    Slices slices = slicesOf(a_.common.handleHead()->numTokens);
     Slices::Slice slice;
     bool ok = true;
     while (ok && slices.take(&slice)) {
       TokenRanks ranks = *handle_.ranks(slice.row);
       std::byte* out = a_.output.data + slice.row * a_.output.stride;
-      ok = forUnits(x_, units_, slice.number, [&](int64_t unit) {
+      ok = forUnits(x_, units_, slice.number, [&](int64_t unit, bool mine) {
+        if (!mine) return true;
         UnitSum<Number> sum;
+        typename X::Peek peek{};
+        if (ranks.count > 0) peek = x_.peekUnit(window.row(slice.row, 0), unit);
         MOE_ROLL for (int ordinal = 0; ordinal < ranks.count; ++ordinal) {
           Unit partial;
-          int sender = handle_.goals(slice.row)[ordinal];
-          if (!x_.getUnit(window.row(slice.row, ordinal), unit, tag_, Awaited::kCombineRows, sender, &partial)) {
-            return false;
+          const std::byte* row = window.row(slice.row, ordinal);
+          typename X::Peek now = peek;
+          if (ordinal + 1 < ranks.count) peek = x_.peekUnit(window.row(slice.row, ordinal + 1), unit);
+          if (!x_.takePeek(now, tag_, &partial)) {
+            int sender = handle_.goals(slice.row)[ordinal];
+            if (!x_.getUnit(row, unit, tag_, Awaited::kCombineRows, sender, &partial)) return false;
           }
           sum.add(partial, false, 1.0f);
         }
@@ -145,26 +152,91 @@ class SlotCombine {
   }
 
  private:
+  // A record whose rows are added, and what this lane knows of it: the row of entry `lane` and its weight.
+  struct Record {
+    int source;
+    int64_t slot, sourceRows;
+    int32_t token, ordinal;
+    int32_t row;
+    float weight;
+  };
+
   MOE_PROTOCOL PartialWindow windowOf(int peer) const {
     return PartialWindow(layout_, a_.common.windows[peer], epoch_);
+  }
+  MOE_PROTOCOL Slices slicesOf(int64_t rows) const {
+    return Slices(x_, rows, ceilDiv(units_, kUnitsPerBlock), share_, shares_);
+  }
+
+  // Records of the source that has most. All lanes of the warp.
+  MOE_PROTOCOL int64_t mostRows() const {
+    int32_t most = 0;
+    MOE_ROLL for (int source = x_.lane(); source < shape_.nranks; source += x_.lanes()) {
+      most = static_cast<int32_t>(larger(most, *handle_.sourceRows(source)));
+    }
+    return x_.warpMax(most);
+  }
+
+  // Row `row` of all sources' records in turn. Whether the source has it need not be known to load what would be there.
+  MOE_PROTOCOL Record look(int64_t row) const {
+    Record record{static_cast<int>(row % shape_.nranks), row / shape_.nranks, 0, 0, 0, -1, 0.0f};
+    record.sourceRows = *handle_.sourceRows(record.source);
+    record.token = *handle_.token(record.source, record.slot);
+    record.ordinal = *handle_.ordinal(record.source, record.slot);
+    if (!shape_.expertLayout() || !together_ || x_.lane() >= shape_.topk) return record;
+    record.row = handle_.rows(record.source, record.slot)[x_.lane()];
+    record.weight = handle_.rowWeights(record.source, record.slot)[x_.lane()];
+    return record;
+  }
+
+  // `first` is this lane's first unit if it was `added` already. All lanes of the warp.
+  template <class Number>
+  MOE_PROTOCOL void sendSlice(const Record& record, int32_t number, bool added, const Unit& first) const {
+    std::byte* row = windowOf(record.source).row(record.token, record.ordinal);
+    forUnits(x_, units_, number, [&](int64_t unit, bool mine) {
+      Unit sum = added ? first : unitOf<Number>(record, unit, mine);
+      if (mine) x_.putUnit(row, unit, tag_, sum);
+      return true;
+    });
+  }
+
+  // A unit of what is sent of a record. All lanes of the warp; zeros for those whose unit does not exist.
+  template <class Number>
+  MOE_PROTOCOL Unit unitOf(const Record& record, int64_t unit, bool mine) const {
+    if (shape_.expertLayout()) return sumOf<Number>(record, unit, mine);
+    ExpertRows outputs(a_);
+    const std::byte* row = outputs.row(record.source, record.slot, *handle_.sourceFirst(record.source));
+    return row && mine ? x_.loadUnit(row, unit, shape_.combineRowBytes) : Unit{};
   }
 
   // A unit of the sum of a record's rows.
   template <class Number>
-  MOE_PROTOCOL Unit sumOf(int source, int64_t slot, int64_t unit) const {
+  MOE_PROTOCOL Unit sumOf(const Record& record, int64_t unit, bool mine) const {
     constexpr int kBatch = 4;  // loads in flight
     UnitSum<Number> sum;
-    const int32_t* rows = handle_.rows(source, slot);
-    const float* weights = handle_.rowWeights(source, slot);
+    const int32_t* rows = handle_.rows(record.source, record.slot);
+    const float* weights = handle_.rowWeights(record.source, record.slot);
     MOE_ROLL for (int from = 0; from < shape_.topk; from += kBatch) {
       int32_t row[kBatch];
+      float weight[kBatch];
       Unit data[kBatch];
-      MOE_UNROLL for (int b = 0; b < kBatch; ++b) row[b] = from + b < shape_.topk ? rows[from + b] : -1;
+      MOE_UNROLL for (int b = 0; b < kBatch; ++b) {
+        int k = from + b;
+        bool there = k < shape_.topk;
+        if (together_) {
+          row[b] = static_cast<int32_t>(x_.broadcast(static_cast<uint32_t>(record.row), k));
+          weight[b] = __builtin_bit_cast(float, x_.broadcast(__builtin_bit_cast(uint32_t, record.weight), k));
+        } else {
+          row[b] = there ? rows[k] : -1;
+          weight[b] = there ? weights[k] : 0.0f;
+        }
+        if (!there || !mine) row[b] = -1;
+      }
       MOE_UNROLL for (int b = 0; b < kBatch; ++b) {
         if (row[b] >= 0) data[b] = x_.loadUnit(a_.rows.data + row[b] * a_.rows.stride, unit, shape_.combineRowBytes);
       }
       MOE_UNROLL for (int b = 0; b < kBatch; ++b) {
-        if (row[b] >= 0) sum.add(data[b], a_.applyWeights, weights[from + b]);
+        if (row[b] >= 0) sum.add(data[b], a_.applyWeights, weight[b]);
       }
     }
     return sum.rounded();
@@ -193,38 +265,52 @@ class SlotCombine {
   Epoch epoch_;
   uint32_t tag_;
   int64_t units_;  // of a row
+  bool together_;  // the lanes of a warp know an entry each
+  int share_, shares_;
 };
 
 // The receiving half: share `share`, that of a block. All warps of the block; false after a failure.
 template <class Number, class X>
-MOE_PROTOCOL bool receivePartials(X& x, const CombineArgs& a, const SlotCombine<X>& part, int share) {
+MOE_PROTOCOL bool receivePartials(X& x, const CombineArgs& a, const Epoch& epoch, int share) {
+  int workers = workersOf(a.common);
+  SlotCombine<X> part(x, a, epoch, share, workers);
   Refusal refusal;
   if (!part.awaitHeads(&refusal)) return false;
   if (refusal.code != 0) {
     if (share == 0 && x.thread() == 0) tellOutcome(a.common, refusal);
     return true;
   }
-  int workers = workersOf(a.common);
-  return share >= workers || part.template receiveRows<Number>(share, workers);
+  return share >= workers || part.template receiveRows<Number>();
+}
+
+// The sending half of a block. All its warps; false after a failure.
+template <class Number, class X>
+MOE_PROTOCOL bool sendPartials(X& x, const CombineArgs& a, const Epoch& epoch) {
+  int blocks = a.common.blocks, workers = workersOf(a.common);
+  SlotCombine<X> part(x, a, epoch, x.block(), workers);
+  if (x.block() == blocks - 1) {
+    tellConsumed(x, a.common, consumedBefore(a), x.threads() - 1 - x.thread(), x.threads());
+  }
+  auto allow = [&] {
+    bool ok = x.barrier(peersConsumed(x, a.common, epoch, consumedCombine, consumedBefore(a)));
+    if (ok && x.block() == 0) part.sendHeads();
+    return ok;
+  };
+  if (!a.common.handle || x.block() >= workers) return allow();
+  return part.template sendRows<Number>(allow);
 }
 
 template <class Number, class X>
 MOE_PROTOCOL bool slotCombineOf(X& x, const CombineArgs& a, const Epoch& epoch) {
   Control* control = a.common.control();
-  SlotCombine<X> part(x, a, epoch);
-  int blocks = a.common.blocks, workers = workersOf(a.common);
-  if (x.block() == blocks - 1) {
-    tellConsumed(x, a.common, consumedBefore(a), x.threads() - 1 - x.thread(), x.threads());
-  }
-  if (!x.barrier(peersConsumed(x, a.common, epoch, consumedCombine, consumedBefore(a)))) return false;
-  if (x.block() == 0) part.sendHeads();
-  if (a.common.handle && x.block() < workers) part.template sendRows<Number>(x.block(), workers);
+  int blocks = a.common.blocks;
+  if (!sendPartials<Number>(x, a, epoch)) return false;
   bool stays = x.barrier(x.thread() != 0 || x.allStart(&control->ticket, blocks));
   if (!stays) skipShare(x, a.common);
-  if (!x.barrier(!stays || receivePartials<Number>(x, a, part, x.block()))) return false;
+  if (!x.barrier(!stays || receivePartials<Number>(x, a, epoch, x.block()))) return false;
   if (!x.lastBlock(&control->finishedBlocks, blocks)) return true;
   MOE_ROLL for (int block = 0; control->skippedShares != 0 && block < blocks; ++block) {
-    if (takeShare(x, a.common, block) && !x.barrier(receivePartials<Number>(x, a, part, block))) return false;
+    if (takeShare(x, a.common, block) && !x.barrier(receivePartials<Number>(x, a, epoch, block))) return false;
   }
   if (sweeps(epoch, a.common.layout.shape)) {
     PartialWindow window(a.common.layout, a.common.window(), epoch);

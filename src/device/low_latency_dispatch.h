@@ -7,6 +7,19 @@
 
 namespace moe {
 
+// Warps of a block that mark empty rows.
+constexpr int kGapWarps = 4;
+
+// The sending half. All warps of the block.
+template <class X>
+MOE_PROTOCOL void sendSlots(X& x, const DispatchArgs& a, const Epoch& epoch) {
+  int workers = workersOf(a.common);
+  if (x.block() < workers) PayloadSender<X>(x, a, epoch).run(x.block(), workers);
+  if (x.block() != a.common.blocks - 1) return;
+  SlotRouter<X>(x, a, epoch).run();
+  tellConsumed(x, a.common, consumedBefore(a, epoch), x.thread(), x.threads());
+}
+
 // The receiving half: share `share`, that of a block. All warps of the block; false after a failure.
 template <class X>
 MOE_PROTOCOL bool receiveSlots(X& x, const DispatchArgs& a, const Epoch& epoch, int share) {
@@ -21,7 +34,8 @@ MOE_PROTOCOL bool receiveSlots(X& x, const DispatchArgs& a, const Epoch& epoch, 
   }
   if (!arrivals.findPlaces()) return false;
   if (reports) writeCounts(x, a, arrivals);
-  markGaps(x, a, arrivals, share);
+  // Its last warps have fewer rows than the others, and for one token none.
+  markGaps(x, a, arrivals, share, kGapWarps);
   int workers = workersOf(a.common);
   return share >= workers || SlotReceiver<X>(x, a, arrivals, epoch).run(share, workers);
 }
@@ -37,13 +51,10 @@ MOE_PROTOCOL bool slotDispatch(X& x, const DispatchArgs& a) {
   bool sends = a.phases & kPhaseSend, receives = a.phases & kPhaseReceive;
   Epoch epoch(sends ? control->dispatchEpoch + 1 : a.common.handleHead()->dispatchEpoch, a.common.layout.shape);
   bool ok = true;
-  if (sends && x.block() == blocks - 1) {
-    tellConsumed(x, a.common, consumedBefore(a, epoch), x.threads() - 1 - x.thread(), x.threads());
-  }
-  if (sends && x.block() < workersOf(a.common)) {
+  if (sends) {
     ok = peersConsumed(x, a.common, epoch, consumedDispatch, consumedBefore(a, epoch));
     if (!x.barrier(ok)) return false;
-    SlotSender<X>(x, a, epoch).run();
+    sendSlots(x, a, epoch);
   }
   if (receives) {
     bool stays = !sends || x.barrier(x.thread() != 0 || x.allStart(&control->ticket, blocks));

@@ -102,15 +102,21 @@ class SlotReceiver {
  private:
   // A slice of a token's record, if it comes here. All lanes of the warp.
   MOE_PROTOCOL bool take(int source, int64_t token, int32_t number) {
+    // A look at this lane's first unit, while the entries are waited for.
+    PayloadUnit first = firstPayloadUnit(x_, layout_, number);
+    typename X::Peek peek;
+    if (first.payload >= 0) peek = x_.peekUnit(wordsOf(source, token, first.payload), first.unit);
     if (!takeEntries(source, token)) return false;
     int32_t slot = rows()[shape_.topk];
     if (slot < 0) return true;
     if (slot >= arrivals_.source(source).rows) return broken(source, static_cast<uint64_t>(slot), token);
     if (!placeEntries(source, slot, number == 0)) return false;
-    bool ok = forPayloadUnits(x_, layout_, number,
-                              [&](int payload, int64_t unit) { return takeUnit(source, token, payload, unit); });
+    bool ok = forPayloadUnits(x_, layout_, number, [&](int payload, int64_t unit, bool mine) {
+      bool peeked = payload == first.payload && unit == first.unit;
+      return !mine || takeUnit(source, token, payload, unit, peeked, peek);
+    });
     x_.warpBarrier();
-    return x_.warpAll(ok);
+    return ok;
   }
 
   // Fetches the record's slot, head and entries.
@@ -151,10 +157,18 @@ class SlotReceiver {
     return x_.warpAll(ok) && (!notes || found == 1) ? true : broken(source, static_cast<uint64_t>(slot), found);
   }
 
-  MOE_PROTOCOL bool takeUnit(int source, int64_t token, int payload, int64_t unit) const {
-    const std::byte* words = arrivals_.window().slot(source, token) + layout_.slot.payload[payload];
+  MOE_PROTOCOL const std::byte* wordsOf(int source, int64_t token, int payload) const {
+    return arrivals_.window().slot(source, token) + layout_.slot.payload[payload];
+  }
+
+  // `peek` is of this unit if it is `peeked`.
+  MOE_PROTOCOL bool takeUnit(int source, int64_t token, int payload, int64_t unit, bool peeked,
+                             const typename X::Peek& peek) const {
     Unit data;
-    if (!x_.getUnit(words, unit, arrivals_.tag(), Awaited::kRows, source, &data)) return false;
+    if (!peeked || !x_.takePeek(peek, arrivals_.tag(), &data)) {
+      const std::byte* words = wordsOf(source, token, payload);
+      if (!x_.getUnit(words, unit, arrivals_.tag(), Awaited::kRows, source, &data)) return false;
+    }
     const RowsOut out = outputOf(payload);
     MOE_ROLL for (int k = 0; k < shape_.topk; ++k) {
       int64_t row = rows()[k];

@@ -71,6 +71,8 @@ class Slices {
     int64_t row;
     int32_t number;  // of the row: kSlices slices from number * kSlices on
   };
+  // So many rows, if not as many as it was made for. The first slice may have been taken already.
+  MOE_PROTOCOL void limit(int64_t rows) { rows_ = static_cast<uint32_t>(rows); }
   // False after the last one.
   MOE_PROTOCOL bool take(Slice* slice) {
     uint32_t row = next_ / perRow_ * shares_ + share_;
@@ -84,17 +86,17 @@ class Slices {
   uint32_t perRow_, next_, step_, share_, shares_, rows_;
 };
 
-// Calls use(unit) for those of a row's units, `units` in all, that are this lane's in slices number * kSlices and on.
-// False once use does.
+// Calls use(unit, mine) for the units of slices number * kSlices and on of a row of `units`, a lane each. All lanes
+// make the same calls, and `mine` is false for those whose unit does not exist. False once use is, for any lane.
 template <class X, class Use>
 MOE_PROTOCOL bool forUnits(const X& x, int64_t units, int64_t number, Use use) {
   int64_t begin = number * X::kSlices * kUnitsPerBlock, end = smaller(units, begin + X::kSlices * kUnitsPerBlock);
-  MOE_ROLL for (int64_t unit = begin + x.lane(); unit < end; unit += x.lanes()) {
-    if (!use(unit)) return false;
+  MOE_ROLL for (int64_t unit = begin; unit < end; unit += x.lanes()) {
+    if (!x.warpAll(use(unit + x.lane(), unit + x.lane() < end))) return false;
   }
   return true;
 }
-// The same for a record's payloads, one after the other: use(payload, unit).
+// The same for a record's payloads, one after the other: use(payload, unit, mine).
 template <class X, class Use>
 MOE_PROTOCOL bool forPayloadUnits(const X& x, const Layout& layout, int64_t number, Use use) {
   int64_t first = 0, begin = number * X::kSlices, end = begin + X::kSlices;
@@ -103,13 +105,31 @@ MOE_PROTOCOL bool forPayloadUnits(const X& x, const Layout& layout, int64_t numb
                   ++slice) {
       int64_t from = (slice - first) * kUnitsPerBlock;
       int64_t to = smaller(layout.slot.units[payload], from + kUnitsPerBlock);
-      MOE_ROLL for (int64_t unit = from + x.lane(); unit < to; unit += x.lanes()) {
-        if (!use(payload, unit)) return false;
+      MOE_ROLL for (; from < to; from += x.lanes()) {
+        if (!x.warpAll(use(payload, from + x.lane(), from + x.lane() < to))) return false;
       }
     }
     first += layout.slot.slices[payload];
   }
   return true;
+}
+
+// The first unit that forPayloadUnits gives this lane; payload -1 if there is none.
+struct PayloadUnit {
+  int payload;
+  int64_t unit;
+};
+template <class X>
+MOE_PROTOCOL PayloadUnit firstPayloadUnit(const X& x, const Layout& layout, int64_t number) {
+  int64_t first = 0, slice = number * X::kSlices;
+  MOE_ROLL for (int payload = 0; payload < layout.shape.payloads; ++payload) {
+    int64_t unit = (slice - first) * kUnitsPerBlock + x.lane();
+    if (slice < first + layout.slot.slices[payload]) {
+      return {unit < layout.slot.units[payload] ? payload : -1, unit};
+    }
+    first += layout.slot.slices[payload];
+  }
+  return {-1, 0};
 }
 
 // Whether a buffer is swept once epoch `epoch` has been read: each one is, every so many epochs, but not at the start,

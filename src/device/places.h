@@ -53,7 +53,9 @@ class Places {
       if (x_.warp() == 0) startSources();
       return x_.barrier(true);
     }
-    if (!x_.barrier(sumExperts())) return false;
+    bool padded = shape_.layout == moeLayoutExpertPadded;
+    if (!x_.barrier(sumExperts(padded ? shape_.capacity : 0))) return false;
+    if (padded) return true;
     if (x_.warp() == 0) startExperts();
     x_.barrier(true);
     MOE_ROLL for (int32_t expert = x_.thread(); expert < local_; expert += x_.threads()) {
@@ -120,11 +122,12 @@ class Places {
     return a_.capacity == kUnbounded ? kUnbounded : expert * shape_.capacity + a_.capacity;
   }
 
-  // A thread takes an expert: sums over the sources, and leaves the total in offsets_.
-  MOE_PROTOCOL bool sumExperts() {
+  // A thread takes an expert. If all have room for `room` rows, that says where they begin; if that is 0, sums over the
+  // sources, and leaves the total in offsets_.
+  MOE_PROTOCOL bool sumExperts(int64_t room) {
     bool ok = true;
     MOE_ROLL for (int32_t expert = x_.thread(); expert < local_; expert += x_.threads()) {
-      int64_t sum = 0;
+      int64_t sum = expert * room;
       MOE_ROLL for (int source = 0; source < shape_.nranks; ++source) {
         int32_t count = expertCount(source, expert);
         if (count < 0 || count > sources_[source].rows) {
@@ -135,19 +138,18 @@ class Places {
         bases_[source * local_ + expert] = sum;
         sum += count;
       }
-      offsets_[expert] = sum;
+      offsets_[expert] = room > 0 ? expert * room : sum;
     }
+    if (room > 0 && x_.thread() == 0) offsets_[local_] = local_ * room;
     return ok;
   }
 
   // All lanes of one warp.
   MOE_PROTOCOL void startExperts() {
-    bool padded = shape_.layout == moeLayoutExpertPadded;
     int64_t next = 0;
     MOE_ROLL for (int32_t from = 0; from < local_; from += x_.lanes()) {
       int32_t expert = from + x_.lane();
-      int64_t room = 0;
-      if (expert < local_) room = padded ? shape_.capacity : roundUp(offsets_[expert], shape_.expertAlign);
+      int64_t room = expert < local_ ? roundUp(offsets_[expert], shape_.expertAlign) : 0;
       auto scanned = x_.scan(static_cast<int32_t>(room));
       if (expert < local_) offsets_[expert] = next + scanned.before;
       next += scanned.total;

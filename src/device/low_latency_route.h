@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// The low-latency path, sending half of dispatch: what is said of the tokens. One block counts and numbers all of this
+// rank's tokens, while the others send the payloads, and tells every rank how much comes to it and where each row goes.
+#pragma once
+
+#include "device/finish.h"
+#include "device/low_latency_window.h"
+#include "device/numbering.h"
+
+namespace moe {
+
+// The caller's routing, or in a repeated dispatch the handle's.
+class Routing {
+ public:
+  MOE_PROTOCOL explicit Routing(const DispatchArgs& a) : a_(a), shape_(a.common.layout.shape), handle_(a.common) {}
+
+  // What a token names at place `k`, and the expert that this is, -1 if it is none. Apart, so that the first need not
+  // be waited for.
+  MOE_PROTOCOL int64_t named(int64_t token, int32_t k) const {
+    if (!a_.ids) return handle_.ids(token)[k];
+    if (k >= a_.topk) return -1;
+    int64_t at = token * a_.topk + k;
+    return a_.wideIds ? static_cast<const int64_t*>(a_.ids)[at] : static_cast<const int32_t*>(a_.ids)[at];
+  }
+  MOE_PROTOCOL int32_t expert(int64_t named) const {
+    return shape_.experts.valid(named) ? static_cast<int32_t>(named) : -1;
+  }
+  MOE_PROTOCOL int32_t id(int64_t token, int32_t k) const { return expert(named(token, k)); }
+  // And its weight, if it names one.
+  MOE_PROTOCOL float weight(int64_t token, int32_t k) const {
+    if (!a_.ids) return handle_.weights(token)[k];
+    return a_.weights && k < a_.topk ? a_.weights[token * a_.topk + k] : 1.0f;
+  }
+  MOE_PROTOCOL bool repeats() const { return !a_.ids; }
+
+ private:
+  const DispatchArgs& a_;
+  const Shape& shape_;
+  HandleView handle_;
+};
+
+// All warps of one block call run(), once the peers' buffers may be written.
+template <class X>
+class SlotRouter {
+ public:
+  MOE_PROTOCOL SlotRouter(X& x, const DispatchArgs& a, const Epoch& epoch)
+      : x_(x),
+        a_(a),
+        layout_(a.common.layout),
+        shape_(layout_.shape),
+        work_(a.common),
+        handle_(a.common),
+        routing_(a),
+        epoch_(epoch),
+        tag_(tagOf(epoch)),
+        entries_(static_cast<int32_t>(a.numTokens) * shape_.topk) {
+    // The last row of bins has the sums.
+    int64_t parts = larger(1, smaller(smaller(x.warps(), kMaxParts - 1), a.numTokens));
+    int32_t each = static_cast<int32_t>(ceilDiv(a.numTokens, parts)) * shape_.topk;
+    parts_ = parts;
+    begin_ = static_cast<int32_t>(smaller(int64_t{x.warp()} * each, entries_));
+    end_ = static_cast<int32_t>(smaller(begin_ + int64_t{each}, entries_));
+    takeMemory();
+  }
+
+  MOE_PROTOCOL void run() {
+    bool takesPart = x_.warp() < parts_;
+    if (takesPart) countPart();
+    x_.barrier(true);
+    MOE_ROLL for (int64_t bin = x_.thread(); bin < shape_.bins(); bin += x_.threads()) {
+      sums_[bin] = own_.sumParts(shape_, bin, parts_);
+    }
+    x_.barrier(true);
+    // By the last warps, which often have no part.
+    sendCounts(x_.threads() - 1 - x_.thread());
+    if (takesPart) sendPart();
+    x_.doneWithScratch();
+    x_.barrier(true);
+    if (x_.thread() == 0) countSent(a_);
+  }
+
+  // Bytes that the block keeps of `tokens` tokens.
+  MOE_HD static int64_t bytes(const Shape& shape, int64_t tokens) {
+    return 17 * tokens * shape.topk + 4 * kMaxParts * shape.bins();
+  }
+
+ private:
+  MOE_PROTOCOL SlotWindow windowOf(int peer) const { return SlotWindow(layout_, a_.common.windows[peer], epoch_); }
+
+  MOE_PROTOCOL void takeMemory() {
+    if (std::byte* memory = x_.blockScratch(bytes(shape_, a_.numTokens))) {
+      own_.ids = reinterpret_cast<int32_t*>(memory);
+      own_.owners = own_.ids + entries_;
+      numbers_ = own_.owners + entries_;
+      weights_ = reinterpret_cast<float*>(numbers_ + entries_);
+      own_.bins = reinterpret_cast<int32_t*>(weights_ + entries_);
+      own_.flags = reinterpret_cast<uint8_t*>(own_.bins + kMaxParts * shape_.bins());
+    } else {
+      own_.ids = a_.common.handle ? handle_.ids(0) : nullptr;
+      own_.owners = work_.owners(0);
+      numbers_ = reinterpret_cast<int32_t*>(work_.targets(0));
+      weights_ = a_.common.handle ? handle_.weights(0) : nullptr;
+      own_.bins = work_.bins(x_.block());
+      own_.flags = work_.flags(0);
+    }
+    sums_ = own_.bins + (kMaxParts - 1) * shape_.bins();
+  }
+
+  // Reads this warp's entries, keeps them in the handle, and counts.
+  MOE_PROTOCOL void countPart() {
+    own_.startPart(x_, shape_);
+    // In a repeated dispatch they may lie in the handle, where other blocks read them now.
+    bool inHandle = own_.ids == handle_.ids(0);
+    MOE_ROLL for (int32_t i = begin_ + x_.lane(); i < end_; i += x_.lanes()) {
+      int64_t token = i / shape_.topk;
+      int32_t k = i % shape_.topk, id = routing_.id(token, k);
+      float weight = id < 0 ? 0.0f : routing_.weight(token, k);
+      if (routing_.repeats() && inHandle) continue;
+      own_.ids[i] = id;
+      weights_[i] = weight;
+      if (routing_.repeats() || inHandle) continue;
+      handle_.ids(0)[i] = id;
+      handle_.weights(0)[i] = weight;
+    }
+    x_.warpBarrier();
+    own_.countPart(x_, shape_, begin_, end_, [](int32_t, int32_t) {});
+  }
+
+  // Tells every rank how much comes to it. `thread`: number of this thread, as far as this goes.
+  MOE_PROTOCOL void sendCounts(int thread) const {
+    int64_t words = 1 + (shape_.expertLayout() ? ceilDiv(shape_.experts.count(0), 3) : 0);
+    MOE_ROLL for (int64_t i = thread; i < words * shape_.nranks; i += x_.threads()) {
+      auto peer = static_cast<int>(i / words);
+      int64_t word = i % words;
+      uint32_t data[3];
+      if (word == 0) {
+        data[0] = static_cast<uint32_t>(a_.numTokens);
+        data[1] = static_cast<uint32_t>(sums_[peer]);
+        data[2] = static_cast<uint32_t>(a_.common.refusal);
+        *work_.sentRows(peer) = sums_[peer];
+      } else {
+        MOE_UNROLL for (int e = 0; e < 3; ++e) {
+          int64_t local = 3 * (word - 1) + e;
+          bool exists = local < shape_.experts.count(peer);
+          data[e] = exists ? static_cast<uint32_t>(sums_[shape_.nranks + shape_.experts.first(peer) + local]) : 0;
+        }
+      }
+      x_.putTagged(windowOf(peer).counts(shape_.rank, word), tag_, data[0], data[1], data[2]);
+    }
+  }
+
+  // Numbers this warp's entries and tells every rank of them: the expert, the weight, and the index of the row among
+  // this rank's rows for that expert.
+  MOE_PROTOCOL void sendPart() const {
+    own_.number(x_, shape_, begin_, end_, [&](int32_t i, int32_t, int32_t number, int32_t index) {
+      numbers_[i] = number;
+      int64_t token = i / shape_.topk;
+      int32_t k = i % shape_.topk;
+      MOE_ROLL for (int peer = 0; peer < shape_.nranks; ++peer) {
+        x_.putTagged(windowOf(peer).word(shape_.rank, token, 1 + k), tag_, static_cast<uint32_t>(own_.ids[i]),
+                     static_cast<uint32_t>(index), __builtin_bit_cast(uint32_t, weights_[i]));
+      }
+    });
+    int32_t first = begin_ / shape_.topk, heads = (end_ - begin_) / shape_.topk * shape_.nranks;
+    MOE_ROLL for (int32_t i = x_.lane(); i < heads; i += x_.lanes()) {
+      sendHead(first + i / shape_.nranks, i % shape_.nranks);
+    }
+  }
+
+  // Tells a rank the slot of a token's record, -1 if it has none, and which entries are firsts of their rank. The
+  // token's own rank also notes where it goes.
+  MOE_PROTOCOL void sendHead(int32_t token, int peer) const {
+    uint64_t firsts = 0;
+    int32_t slot = -1, begin = token * shape_.topk;
+    TokenRanks ranks{-1, 0, 0};
+    MOE_ROLL for (int32_t k = 0; k < shape_.topk; ++k) {
+      if (!(own_.flags[begin + k] & kRankFirst)) continue;
+      firsts |= uint64_t{1} << k;
+      if (own_.owners[begin + k] == peer) {
+        slot = numbers_[begin + k];
+        ranks.ownOrdinal = ranks.count;
+      }
+      if (peer == shape_.rank) handle_.goals(token)[ranks.count] = own_.owners[begin + k];
+      ++ranks.count;
+    }
+    x_.putTagged(windowOf(peer).slot(shape_.rank, token), tag_, static_cast<uint32_t>(slot),
+                 static_cast<uint32_t>(firsts), static_cast<uint32_t>(firsts >> 32));
+    if (peer != shape_.rank) return;
+    ranks.ownSlot = slot;
+    *handle_.ranks(token) = ranks;
+  }
+
+  X& x_;
+  const DispatchArgs& a_;
+  const Layout& layout_;
+  const Shape& shape_;
+  Workspace work_;
+  HandleView handle_;
+  Routing routing_;
+  Epoch epoch_;
+  uint32_t tag_;
+  int32_t entries_;      // of all tokens
+  int32_t begin_, end_;  // this warp's
+  int64_t parts_;
+  Numbering<X> own_;
+  int32_t* numbers_;  // [tokens][topk] of the firsts of their rank: slots
+  float* weights_;    // [tokens][topk]
+  int32_t* sums_;     // [bins]
+};
+
+}  // namespace moe
