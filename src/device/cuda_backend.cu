@@ -285,10 +285,10 @@ class CudaBackend : public Backend {
     return shape.maxTokens <= kFewTokens ? spread(24, 60, 2, 5) : spread(9, 14, 2, 5);
   }
 
-  // Low latency: a block for each row that may come, and one that tells what was read.
+  // Low latency: a block for each row that may come, one that routes, and one that tells what was read.
   Spread slotSpread(const Shape& shape) const {
     int limit = numSms_ > 0 ? std::min(numSms_, sms_) : sms_;
-    auto blocks = static_cast<int>(std::min<int64_t>(limit, shape.nranks * shape.maxTokens + 1));
+    auto blocks = static_cast<int>(std::min<int64_t>(limit, shape.nranks * shape.maxTokens + 2));
     return {blocks, blocks, true};
   }
 

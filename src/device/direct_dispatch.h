@@ -36,7 +36,8 @@ MOE_PROTOCOL bool receiveDispatch(X& x, const DispatchArgs& a, const Epoch& epoc
   }
   if (!arrivals.findPlaces()) return false;
   if (reports) writeCounts(x, a, arrivals);
-  markGaps(x, a, arrivals, x.block(), x.warps());
+  markGaps(x, a, arrivals, receivingWarp(x, a.common, x.block(), x.warps()),
+           int64_t{a.common.receiveBlocks} * x.warps());
   if (a.views) return noteViews(x, a, arrivals);
   if (x.warp() >= x.streamers()) return true;
   PlaceJob<X> job(x, a, arrivals);

@@ -118,37 +118,21 @@ class SlotCombine {
     return true;
   }
 
-  // Adds this share's partial rows. False after a failure.
-  template <class Number>
-  MOE_PROTOCOL bool receiveRows() const {
-    PartialWindow window = windowOf(shape_.rank);
+  // Adds this share's partial rows, once `heads` says that they are in order. False if it does not, or after a failure.
+  template <class Number, class Heads>
+  MOE_PROTOCOL bool receiveRows(Heads heads) const {
     Slices slices = slicesOf(a_.common.handleHead()->numTokens);
-    Slices::Slice slice;
-    bool ok = true;
-    while (ok && slices.take(&slice)) {
-      TokenRanks ranks = *handle_.ranks(slice.row);
-      std::byte* out = a_.output.data + slice.row * a_.output.stride;
-      ok = forUnits(x_, units_, slice.number, [&](int64_t unit, bool mine) {
-        if (!mine) return true;
-        UnitSum<Number> sum;
-        typename X::Peek peek{};
-        if (ranks.count > 0) peek = x_.peekUnit(window.row(slice.row, 0), unit);
-        MOE_ROLL for (int ordinal = 0; ordinal < ranks.count; ++ordinal) {
-          Unit partial;
-          const std::byte* row = window.row(slice.row, ordinal);
-          typename X::Peek now = peek;
-          if (ordinal + 1 < ranks.count) peek = x_.peekUnit(window.row(slice.row, ordinal + 1), unit);
-          if (!x_.takePeek(now, tag_, &partial)) {
-            int sender = handle_.goals(slice.row)[ordinal];
-            if (!x_.getUnit(row, unit, tag_, Awaited::kCombineRows, sender, &partial)) return false;
-          }
-          sum.add(partial, false, 1.0f);
-        }
-        x_.storeUnit(out, unit, shape_.combineRowBytes, sum.rounded());
-        return true;
-      });
+    Slices::Slice slice{};
+    TokenRanks ranks{};
+    bool some = slices.take(&slice);
+    if (some) ranks = *handle_.ranks(slice.row);
+    if (!heads()) return false;
+    while (some) {
+      if (!receiveSlice<Number>(slice, ranks.count)) return false;
+      some = slices.take(&slice);
+      if (some) ranks = *handle_.ranks(slice.row);
     }
-    return ok;
+    return true;
   }
 
  private:
@@ -196,6 +180,33 @@ class SlotCombine {
     forUnits(x_, units_, number, [&](int64_t unit, bool mine) {
       Unit sum = added ? first : unitOf<Number>(record, unit, mine);
       if (mine) x_.putUnit(row, unit, tag_, sum);
+      return true;
+    });
+  }
+
+  // Adds a slice of the `count` partial rows of a token. All lanes of the warp; false after a failure.
+  template <class Number>
+  MOE_PROTOCOL bool receiveSlice(const Slices::Slice& slice, int count) const {
+    PartialWindow window = windowOf(shape_.rank);
+    std::byte* out = a_.output.data + slice.row * a_.output.stride;
+    return forUnits(x_, units_, slice.number, [&](int64_t unit, bool mine) {
+      if (!mine) return true;
+      UnitSum<Number> sum;
+      // A look at the next row's words, while this one's are added.
+      typename X::Peek next{};
+      if (count > 0) next = x_.peekUnit(window.row(slice.row, 0), unit);
+      MOE_ROLL for (int ordinal = 0; ordinal < count; ++ordinal) {
+        Unit partial;
+        typename X::Peek peek = next;
+        if (ordinal + 1 < count) next = x_.peekUnit(window.row(slice.row, ordinal + 1), unit);
+        if (!x_.takePeek(peek, tag_, &partial)) {
+          int sender = handle_.goals(slice.row)[ordinal];
+          const std::byte* row = window.row(slice.row, ordinal);
+          if (!x_.getUnit(row, unit, tag_, Awaited::kCombineRows, sender, &partial)) return false;
+        }
+        sum.add(partial, false, 1.0f);
+      }
+      x_.storeUnit(out, unit, shape_.combineRowBytes, sum.rounded());
       return true;
     });
   }
@@ -272,32 +283,38 @@ class SlotCombine {
 // The receiving half: share `share`, that of a block. All warps of the block; false after a failure.
 template <class Number, class X>
 MOE_PROTOCOL bool receivePartials(X& x, const CombineArgs& a, const Epoch& epoch, int share) {
-  int workers = workersOf(a.common);
-  SlotCombine<X> part(x, a, epoch, share, workers);
-  Refusal refusal;
-  if (!part.awaitHeads(&refusal)) return false;
-  if (refusal.code != 0) {
-    if (share == 0 && x.thread() == 0) tellOutcome(a.common, refusal);
-    return true;
-  }
-  return share >= workers || part.template receiveRows<Number>();
+  SlotRoles roles(a.common, false);
+  SlotCombine<X> part(x, a, epoch, share, roles.workers);
+  Refusal refusal{0, 0, 0, 0};
+  bool ok = true;
+  auto heads = [&] {
+    ok = part.awaitHeads(&refusal);
+    return ok && refusal.code == 0;
+  };
+  bool receives = a.common.handle && share < roles.workers;
+  bool received = receives ? part.template receiveRows<Number>(heads) : heads();
+  if (!ok) return false;
+  if (refusal.code == 0) return received;
+  if (share == 0 && x.thread() == 0) tellOutcome(a.common, refusal);
+  return true;
 }
 
 // The sending half of a block. All its warps; false after a failure.
 template <class Number, class X>
 MOE_PROTOCOL bool sendPartials(X& x, const CombineArgs& a, const Epoch& epoch) {
-  int blocks = a.common.blocks, workers = workersOf(a.common);
-  SlotCombine<X> part(x, a, epoch, x.block(), workers);
-  if (x.block() == blocks - 1) {
-    tellConsumed(x, a.common, consumedBefore(a), x.threads() - 1 - x.thread(), x.threads());
-  }
+  SlotRoles roles(a.common, false);
+  SlotCombine<X> part(x, a, epoch, x.block(), roles.workers);
   auto allow = [&] {
     bool ok = x.barrier(peersConsumed(x, a.common, epoch, consumedCombine, consumedBefore(a)));
-    if (ok && x.block() == 0) part.sendHeads();
+    if (ok && x.block() == roles.teller) part.sendHeads();
     return ok;
   };
-  if (!a.common.handle || x.block() >= workers) return allow();
-  return part.template sendRows<Number>(allow);
+  bool sends = a.common.handle && x.block() < roles.workers;
+  if (sends ? !part.template sendRows<Number>(allow) : !allow()) return false;
+  if (x.block() == roles.teller) {
+    tellConsumed(x, a.common, consumedBefore(a), x.threads() - 1 - x.thread(), x.threads());
+  }
+  return true;
 }
 
 template <class Number, class X>

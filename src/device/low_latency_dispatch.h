@@ -13,18 +13,18 @@ constexpr int kGapWarps = 4;
 // The sending half. All warps of the block.
 template <class X>
 MOE_PROTOCOL void sendSlots(X& x, const DispatchArgs& a, const Epoch& epoch) {
-  int workers = workersOf(a.common);
-  if (x.block() < workers) PayloadSender<X>(x, a, epoch).run(x.block(), workers);
-  if (x.block() != a.common.blocks - 1) return;
-  SlotRouter<X>(x, a, epoch).run();
-  tellConsumed(x, a.common, consumedBefore(a, epoch), x.thread(), x.threads());
+  SlotRoles roles(a.common, true);
+  if (x.block() < roles.workers) PayloadSender<X>(x, a, epoch).run(x.block(), roles.workers);
+  if (x.block() == roles.router) SlotRouter<X>(x, a, epoch).run();
+  if (x.block() == roles.teller) tellConsumed(x, a.common, consumedBefore(a, epoch), x.thread(), x.threads());
 }
 
 // The receiving half: share `share`, that of a block. All warps of the block; false after a failure.
 template <class X>
 MOE_PROTOCOL bool receiveSlots(X& x, const DispatchArgs& a, const Epoch& epoch, int share) {
   SlotArrivals<X> arrivals(x, a, epoch);
-  bool reports = share == a.common.blocks - 1;
+  SlotRoles roles(a.common, true);
+  bool reports = share == roles.router;
   if (reports) writeNoCounts(x, a);
   if (!arrivals.waitForCounts()) return false;
   int refusedBy = arrivals.refusedBy();
@@ -34,10 +34,13 @@ MOE_PROTOCOL bool receiveSlots(X& x, const DispatchArgs& a, const Epoch& epoch, 
   }
   if (!arrivals.findPlaces()) return false;
   if (reports) writeCounts(x, a, arrivals);
-  // Its last warps have fewer rows than the others, and for one token none.
-  markGaps(x, a, arrivals, share, kGapWarps);
-  int workers = workersOf(a.common);
-  return share >= workers || SlotReceiver<X>(x, a, arrivals, epoch).run(share, workers);
+  // The last warps have fewer rows than the others, and of one token none.
+  int spared = a.common.blocks > 2 ? 1 : 0, block = share > roles.router ? share - spared : share;
+  int warps = x.warps() < kGapWarps ? x.warps() : kGapWarps, warp = x.warps() - 1 - x.warp();
+  if (warp < warps && (spared == 0 || !reports)) {
+    markGaps(x, a, arrivals, block * warps + warp, (a.common.blocks - spared) * warps);
+  }
+  return share >= roles.workers || SlotReceiver<X>(x, a, arrivals, epoch).run(share, roles.workers);
 }
 
 // A dispatch, or half of one, on every warp of the grid. False after a failure, which the Exec has recorded.

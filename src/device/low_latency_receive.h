@@ -89,7 +89,8 @@ class SlotReceiver {
     MOE_ROLL for (int source = 0; source < shape_.nranks; ++source) {
       most = larger(most, arrivals_.source(source).tokens);
     }
-    Slices slices(x_, most * shape_.nranks, layout_.slot.allSlices, share, shares);
+    // One more than a record has: notes, which are no slice's.
+    Slices slices(x_, most * shape_.nranks, layout_.slot.allSlices + 1, share, shares);
     Slices::Slice slice;
     while (slices.take(&slice)) {
       auto source = static_cast<int>(slice.row % shape_.nranks);
@@ -110,7 +111,8 @@ class SlotReceiver {
     int32_t slot = rows()[shape_.topk];
     if (slot < 0) return true;
     if (slot >= arrivals_.source(source).rows) return broken(source, static_cast<uint64_t>(slot), token);
-    if (!placeEntries(source, slot, number == 0)) return false;
+    bool notes = (int64_t{number} + 1) * X::kSlices > layout_.slot.allSlices;
+    if (!placeEntries(source, slot, notes)) return false;
     bool ok = forPayloadUnits(x_, layout_, number, [&](int payload, int64_t unit, bool mine) {
       bool peeked = payload == first.payload && unit == first.unit;
       return !mine || takeUnit(source, token, payload, unit, peeked, peek);
@@ -142,7 +144,7 @@ class SlotReceiver {
     return x_.warpAll(ok);
   }
 
-  // Finds the entries' output rows. One of the warps that have a slice of the record notes them.
+  // Finds the entries' output rows, and notes them.
   MOE_PROTOCOL bool placeEntries(int source, int32_t slot, bool notes) {
     const std::byte* base = head_ - layout_.record.head;
     bool ok = true;

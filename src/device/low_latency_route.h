@@ -54,8 +54,7 @@ class SlotRouter {
         epoch_(epoch),
         tag_(tagOf(epoch)),
         entries_(static_cast<int32_t>(a.numTokens) * shape_.topk) {
-    // The last row of bins has the sums.
-    int64_t parts = larger(1, smaller(smaller(x.warps(), kMaxParts - 1), a.numTokens));
+    int64_t parts = larger(1, smaller(smaller(x.warps(), kMaxParts), a.numTokens));
     int32_t each = static_cast<int32_t>(ceilDiv(a.numTokens, parts)) * shape_.topk;
     parts_ = parts;
     begin_ = static_cast<int32_t>(smaller(int64_t{x.warp()} * each, entries_));
@@ -81,10 +80,12 @@ class SlotRouter {
 
   // Bytes that the block keeps of `tokens` tokens.
   MOE_HD static int64_t bytes(const Shape& shape, int64_t tokens) {
-    return 17 * tokens * shape.topk + 4 * kMaxParts * shape.bins();
+    return 17 * tokens * shape.topk + 4 * (kMaxParts + 1) * shape.bins();
   }
 
  private:
+  static constexpr int kBatch = 4;  // loads in flight per lane
+
   MOE_PROTOCOL SlotWindow windowOf(int peer) const { return SlotWindow(layout_, a_.common.windows[peer], epoch_); }
 
   MOE_PROTOCOL void takeMemory() {
@@ -94,36 +95,47 @@ class SlotRouter {
       numbers_ = own_.owners + entries_;
       weights_ = reinterpret_cast<float*>(numbers_ + entries_);
       own_.bins = reinterpret_cast<int32_t*>(weights_ + entries_);
-      own_.flags = reinterpret_cast<uint8_t*>(own_.bins + kMaxParts * shape_.bins());
+      sums_ = own_.bins + kMaxParts * shape_.bins();
+      own_.flags = reinterpret_cast<uint8_t*>(sums_ + shape_.bins());
     } else {
       own_.ids = a_.common.handle ? handle_.ids(0) : nullptr;
       own_.owners = work_.owners(0);
       numbers_ = reinterpret_cast<int32_t*>(work_.targets(0));
       weights_ = a_.common.handle ? handle_.weights(0) : nullptr;
       own_.bins = work_.bins(x_.block());
+      sums_ = work_.histogram(x_.block());
       own_.flags = work_.flags(0);
     }
-    sums_ = own_.bins + (kMaxParts - 1) * shape_.bins();
   }
 
   // Reads this warp's entries, keeps them in the handle, and counts.
   MOE_PROTOCOL void countPart() {
     own_.startPart(x_, shape_);
-    // In a repeated dispatch they may lie in the handle, where other blocks read them now.
-    bool inHandle = own_.ids == handle_.ids(0);
-    MOE_ROLL for (int32_t i = begin_ + x_.lane(); i < end_; i += x_.lanes()) {
-      int64_t token = i / shape_.topk;
-      int32_t k = i % shape_.topk, id = routing_.id(token, k);
-      float weight = id < 0 ? 0.0f : routing_.weight(token, k);
-      if (routing_.repeats() && inHandle) continue;
-      own_.ids[i] = id;
-      weights_[i] = weight;
-      if (routing_.repeats() || inHandle) continue;
-      handle_.ids(0)[i] = id;
-      handle_.weights(0)[i] = weight;
-    }
+    MOE_ROLL for (int32_t from = begin_; from < end_; from += kBatch * x_.lanes()) readEntries(from);
     x_.warpBarrier();
     own_.countPart(x_, shape_, begin_, end_, [](int32_t, int32_t) {});
+  }
+
+  MOE_PROTOCOL void readEntries(int32_t from) {
+    int64_t named[kBatch];
+    float weight[kBatch];
+    MOE_UNROLL for (int b = 0; b < kBatch; ++b) {
+      int32_t i = from + b * x_.lanes() + x_.lane();
+      named[b] = i < end_ ? routing_.named(i / shape_.topk, i % shape_.topk) : -1;
+      weight[b] = i < end_ ? routing_.weight(i / shape_.topk, i % shape_.topk) : 0.0f;
+    }
+    // In a repeated dispatch they may lie in the handle, where other blocks read them now.
+    bool inHandle = own_.ids == handle_.ids(0);
+    MOE_UNROLL for (int b = 0; b < kBatch; ++b) {
+      int32_t i = from + b * x_.lanes() + x_.lane();
+      if (i >= end_ || (routing_.repeats() && inHandle)) continue;
+      int32_t id = routing_.expert(named[b]);
+      own_.ids[i] = id;
+      weights_[i] = id < 0 ? 0.0f : weight[b];
+      if (routing_.repeats() || inHandle) continue;
+      handle_.ids(0)[i] = id;
+      handle_.weights(0)[i] = weights_[i];
+    }
   }
 
   // Tells every rank how much comes to it. `thread`: number of this thread, as far as this goes.

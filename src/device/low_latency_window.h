@@ -163,7 +163,17 @@ MOE_PROTOCOL bool takeShare(X& x, const CommonArgs& common, int block) {
   return true;
 }
 
-// Blocks that do the work; a last one tells peers what has been read, since its fence takes long.
-MOE_PROTOCOL int workersOf(const CommonArgs& common) { return common.blocks > 1 ? common.blocks - 1 : 1; }
+// Which blocks do what. One tells peers what has been read, since its fence takes long; in a dispatch one more counts,
+// numbers, and says what came; the others carry rows. Few blocks do more than one of these.
+struct SlotRoles {
+  int workers;  // blocks 0 .. workers-1
+  int router, teller;
+
+  // `routes`: of a dispatch.
+  MOE_PROTOCOL SlotRoles(const CommonArgs& common, bool routes) : teller(common.blocks - 1) {
+    router = routes && common.blocks > 2 ? common.blocks - 2 : teller;
+    workers = router > 0 ? router : 1;
+  }
+};
 
 }  // namespace moe

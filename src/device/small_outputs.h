@@ -32,16 +32,11 @@ MOE_PROTOCOL void markEmpty(const X& x, const DispatchArgs& a, int64_t first, in
       markEmpty(a, row);
 }
 
-// Marks every output row that no record fills: the share of receiving block `block`, of which the last `most` warps
-// take part.
+// Marks every output row that no record fills: the share of warp `warp` of the `warps` that do so.
 template <class X>
-MOE_PROTOCOL void markGaps(const X& x, const DispatchArgs& a, const Places<X>& places, int block, int most) {
+MOE_PROTOCOL void markGaps(const X& x, const DispatchArgs& a, const Places<X>& places, int64_t warp, int64_t warps) {
   if (!a.outIds && !a.outWeights && !a.outSources && !a.outRowExperts) return;
   const Shape& shape = a.common.layout.shape;
-  int64_t active = smaller(most, x.warps()), mine = x.warps() - 1 - x.warp();
-  if (mine >= active) return;
-  int64_t warp = int64_t{block - (a.common.blocks - a.common.receiveBlocks)} * active + mine;
-  int64_t warps = a.common.receiveBlocks * active;
   if (!shape.expertLayout()) {
     int64_t end = 0;
     MOE_ROLL for (int source = 0; source < shape.nranks; ++source) {
