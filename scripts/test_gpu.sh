@@ -94,6 +94,10 @@ conformance() {
       run "$suite$gpus" "$limit" "$bin/moe_conformance" --gtest_brief=1 --gtest_filter="$suite${filter/cuda_/$gpus}"
     done
   done < <("$bin/moe_conformance" --gtest_list_tests --gtest_filter="$filter" | grep -v '^ ' | cut -d' ' -f1)
+  if ((!long)); then
+    run "Exact in graphs, cuda_2gpus" 300 env CONFORMANCE_GRAPHS=1 "$bin/moe_conformance" --gtest_brief=1 \
+      --gtest_filter='*Exact*cuda_2gpus*-*_long*'
+  fi
 }
 
 hashes() {
@@ -107,6 +111,10 @@ hashes() {
     run "hash $layout" 120 "$bin/gpu_hash_check" --layout "$layout" --calls 100 --tokens 600 --stall 300
     run "hash $layout, odd sizes" 120 "$bin/gpu_hash_check" --layout "$layout" --calls 20 --tokens 300 --hidden 121 \
       --experts 257 --topk 9
+    if [[ $layout != views ]]; then
+      run "hash $layout, graphs" 120 "$bin/gpu_hash_check" --layout "$layout" --calls 1000 --tokens 256 --graphs 1 \
+        --hidden 1024 --stall 30
+    fi
     run "hash $layout, an absent rank" 60 "$bin/gpu_hash_check" --layout "$layout" --calls 5 --tokens 300 --absent 1
     for ranks in 3 4 8; do
       for gpus in 2 1; do

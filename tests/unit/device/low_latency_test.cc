@@ -21,6 +21,7 @@ struct Lane {
   int lanes() const { return 32; }
   int warp() const { return warp_; }
   int warps() const { return warps_; }
+  bool warpAll(bool ok) const { return ok; }
 };
 
 TEST(Units, EveryByteOfARowIsInOneUnitAndEveryWordHasAPlaceOfItsOwn) {
@@ -65,8 +66,8 @@ TEST(Slices, AllOfEveryRowAreTakenOnce) {
             Slices slices(x, rows, ceilDiv(units, kUnitsPerBlock), share, kShares);
             Slices::Slice slice;
             while (slices.take(&slice)) {
-              forUnits(x, units, slice.number, [&](int64_t unit) {
-                ++taken.at(static_cast<size_t>(slice.row * units + unit));
+              forUnits(x, units, slice.number, [&](int64_t unit, bool mine) {
+                if (mine) ++taken.at(static_cast<size_t>(slice.row * units + unit));
                 return true;
               });
             }
@@ -87,16 +88,44 @@ TEST(Slices, PayloadsFollowEachOther) {
   layout.slot.units[1] = 5;
   layout.slot.slices[1] = 1;
   std::array<std::vector<int>, 2> taken{std::vector<int>(40), std::vector<int>(5)};
-  for (int number = 0; number < 3; ++number) {
+  // A fourth one has nothing.
+  for (int number = 0; number < 4; ++number) {
+    std::set<int> calls;
     for (int lane = 0; lane < 32; ++lane) {
-      forPayloadUnits(Lane{lane, 0, 1}, layout, number, [&](int payload, int64_t unit) {
+      Lane x{lane, 0, 1};
+      PayloadUnit first = firstPayloadUnit(x, layout, number);
+      int made = 0, had = 0;
+      forPayloadUnits(x, layout, number, [&](int payload, int64_t unit, bool mine) {
+        ++made;
+        if (!mine) return true;
+        bool isFirst = first.payload == payload && first.unit == unit;
+        EXPECT_EQ(++had == 1, isFirst);
         ++taken.at(static_cast<size_t>(payload)).at(static_cast<size_t>(unit));
         return true;
       });
+      calls.insert(made);
+      EXPECT_EQ(first.payload >= 0, had > 0);
     }
+    EXPECT_EQ(calls.size(), 1u) << "lanes must make the same calls";
   }
   EXPECT_EQ(taken[0], std::vector<int>(40, 1));
   EXPECT_EQ(taken[1], std::vector<int>(5, 1));
+}
+
+TEST(SlotRoles, EveryBlockHasOneAndEveryRoleABlock) {
+  for (int blocks : {1, 2, 3, 4, 132}) {
+    CommonArgs common{};
+    common.blocks = blocks;
+    for (bool routes : {false, true}) {
+      SlotRoles roles(common, routes);
+      std::set<int> busy{roles.router, roles.teller};
+      for (int block = 0; block < roles.workers; ++block) busy.insert(block);
+      EXPECT_EQ(busy.size(), static_cast<size_t>(blocks)) << blocks << " blocks";
+      EXPECT_EQ(*busy.rbegin(), blocks - 1);
+      EXPECT_GE(roles.workers, 1);
+      EXPECT_EQ(roles.router != roles.teller, routes && blocks > 2);
+    }
+  }
 }
 
 }  // namespace
