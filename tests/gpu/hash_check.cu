@@ -369,6 +369,11 @@ int main(int argc, char** argv) {
   // Ranks that share a GPU need room for each other's kernels.
   int perGpu = (s.ranks + gpus - 1) / gpus;
   s.shared = perGpu > 1;
+  // Making a graph may wait for all that runs on its GPU.
+  if (s.graphs && s.shared) {
+    std::puts("hash_check: skipped, graphs need a GPU for each rank");
+    return 77;
+  }
   config.numSms = s.sms > 0 || perGpu == 1 ? s.sms : 120 / perGpu;  // per GPU
   moeUniqueId_t id;
   check(moeGetUniqueId(&id), "moeGetUniqueId");
