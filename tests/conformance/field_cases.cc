@@ -120,7 +120,7 @@ void addRepetition(Cases& cases) {
 // One rank runs ahead and the other is slow to read: nothing that it has not read may be overwritten. No combine makes
 // the fast one wait.
 void addSlowReader(Cases& cases) {
-  constexpr auto kBehind = std::chrono::milliseconds(20);
+  constexpr auto kBehind = std::chrono::milliseconds(50);
   Plan halves("field_slow_reader_of_halves", 2, 64, 64, 8, 2);
   halves.handles = 2;
   halves.steps = {{Step::kSend, 0, 0}, {Step::kSend, 1, 1}};
