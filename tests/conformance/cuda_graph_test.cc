@@ -1,13 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What may and what may not be captured in a CUDA graph. Whether replays are exact, gpu_hash_check --graphs 1 shows,
 // and the Exact cases with CONFORMANCE_GRAPHS=1.
-#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
-#include "conformance/cuda_backend.h"
-#include "conformance/on_backend.h"
-#include "conformance/simple_call.h"
-#include "conformance/world.h"
+#include "conformance/cuda_on_stream.h"
 
 namespace moetest {
 namespace {
@@ -18,20 +14,8 @@ testing::AssertionResult errorSays(const std::string& words) {
   return testing::AssertionFailure() << "the error does not say \"" << words << "\": " << text;
 }
 
-class Graphs : public OnBackend<const Backend*> {
+class Graphs : public OnStream {
  protected:
-  void SetUp() override {
-    OnBackend::SetUp();
-    if (IsSkipped()) return;
-    config_ = simpleConfig();
-    GetParam()->configure(&config_, 0, 1);
-    ASSERT_EQ(cudaSetDevice(config_.device), cudaSuccess);
-    ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
-  }
-  void TearDown() override {
-    if (stream_) cudaStreamDestroy(stream_);
-  }
-
   void begin(cudaStreamCaptureMode mode = cudaStreamCaptureModeThreadLocal) {
     ASSERT_EQ(cudaStreamBeginCapture(stream_, mode), cudaSuccess);
   }
@@ -40,17 +24,14 @@ class Graphs : public OnBackend<const Backend*> {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t made = nullptr;
     cudaError_t error = cudaStreamEndCapture(stream_, &graph);
-    if (error != cudaSuccess || !run) return error;
-    error = cudaGraphInstantiate(&made, graph, 0);
-    if (error == cudaSuccess) error = cudaGraphLaunch(made, stream_);
+    if (error != cudaSuccess) return error;
+    if (run) error = cudaGraphInstantiate(&made, graph, 0);
+    if (run && error == cudaSuccess) error = cudaGraphLaunch(made, stream_);
     if (error == cudaSuccess) error = cudaStreamSynchronize(stream_);
-    cudaGraphExecDestroy(made);
+    if (made) cudaGraphExecDestroy(made);
     cudaGraphDestroy(graph);
     return error;
   }
-
-  moeConfig_t config_ = MOE_CONFIG_INIT;
-  cudaStream_t stream_ = nullptr;
 };
 
 // Field case 80: nothing is left to be set up by the first call.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operations happen in their stream: after what was put into it before them, and whatever the host does meanwhile.
-#include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -8,10 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "conformance/cuda_backend.h"
-#include "conformance/on_backend.h"
-#include "conformance/simple_call.h"
-#include "conformance/world.h"
+#include "conformance/cuda_on_stream.h"
 
 namespace moetest {
 namespace {
@@ -24,26 +20,12 @@ void sleepInStream(cudaStream_t stream) {
             cudaSuccess);
 }
 
-class Streams : public OnBackend<const Backend*> {
+class Streams : public OnStream {
  protected:
-  void SetUp() override {
-    OnBackend::SetUp();
-    if (IsSkipped()) return;
-    config_ = simpleConfig();
-    GetParam()->configure(&config_, 0, 1);
-    ASSERT_EQ(cudaSetDevice(config_.device), cudaSuccess);
-    ASSERT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
-  }
-  void TearDown() override {
-    if (stream_) cudaStreamDestroy(stream_);
-  }
   void enqueue(SimpleCall& call) {
     ASSERT_EQ(moeDispatch(call.comm, &call.dispatch, call.handle.get(), stream_), moeSuccess) << moeGetLastError();
     ASSERT_EQ(moeCombine(call.comm, &call.combine, call.handle.get(), stream_), moeSuccess) << moeGetLastError();
   }
-
-  moeConfig_t config_ = MOE_CONFIG_INIT;
-  cudaStream_t stream_ = nullptr;
 };
 
 // Field case 79.
