@@ -82,11 +82,11 @@ class SlotCombine {
     Slices slices = slicesOf(shape_.maxTokens * shape_.nranks);
     Slices::Slice slice{};
     Record record{};
-    Unit first{};  // of this lane, added before the wait
+    Unit first{};  // of this lane, added before the wait where a lane has one unit of a slice
     bool some = slices.take(&slice), added = false;
     if (some) {
       record = look(slice.row);
-      added = x_.lanes() > 1 && record.slot < record.sourceRows;
+      added = X::kSlices == 1 && record.slot < record.sourceRows;
       int64_t unit = slice.number * X::kSlices * kUnitsPerBlock + x_.lane();
       if (added) first = unitOf<Number>(record, unit, unit < units_);
     }

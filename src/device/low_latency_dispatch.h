@@ -19,6 +19,18 @@ MOE_PROTOCOL void sendSlots(X& x, const DispatchArgs& a, const Epoch& epoch) {
   if (x.block() == roles.teller) tellConsumed(x, a.common, consumedBefore(a, epoch), x.thread(), x.threads());
 }
 
+// Marks a block's share of the empty rows. Not the router's, if there are others: it writes the small outputs.
+template <class X>
+MOE_PROTOCOL void markSlotGaps(const X& x, const DispatchArgs& a, const SlotArrivals<X>& arrivals,
+                               const SlotRoles& roles, int share) {
+  bool spares = roles.router != roles.teller;
+  if (spares && share == roles.router) return;
+  int block = spares && share > roles.router ? share - 1 : share, blocks = a.common.blocks - (spares ? 1 : 0);
+  // The last warps have fewer rows than the others, and of one token none.
+  int warps = x.warps() < kGapWarps ? x.warps() : kGapWarps, warp = x.warps() - 1 - x.warp();
+  if (warp < warps) markGaps(x, a, arrivals, block * warps + warp, blocks * warps);
+}
+
 // The receiving half: share `share`, that of a block. All warps of the block; false after a failure.
 template <class X>
 MOE_PROTOCOL bool receiveSlots(X& x, const DispatchArgs& a, const Epoch& epoch, int share) {
@@ -34,12 +46,7 @@ MOE_PROTOCOL bool receiveSlots(X& x, const DispatchArgs& a, const Epoch& epoch, 
   }
   if (!arrivals.findPlaces()) return false;
   if (reports) writeCounts(x, a, arrivals);
-  // The last warps have fewer rows than the others, and of one token none.
-  int spared = a.common.blocks > 2 ? 1 : 0, block = share > roles.router ? share - spared : share;
-  int warps = x.warps() < kGapWarps ? x.warps() : kGapWarps, warp = x.warps() - 1 - x.warp();
-  if (warp < warps && (spared == 0 || !reports)) {
-    markGaps(x, a, arrivals, block * warps + warp, (a.common.blocks - spared) * warps);
-  }
+  markSlotGaps(x, a, arrivals, roles, share);
   return share >= roles.workers || SlotReceiver<X>(x, a, arrivals, epoch).run(share, roles.workers);
 }
 
