@@ -84,7 +84,6 @@ void combine(Comm& comm, const OrError<moeCombineArgs_t>& givenArgs, const OrErr
   if (named && *named && (*named)->comm == &comm && (*named)->state == HandleState::kFailed) {
     fail(moeInvalidUsage, "moeCombine: the handle's last dispatch was refused, so there is nothing to combine");
   }
-  bool capturing = comm.capturing(stream);
   CombineArgs plan{};
   moeHandle* handle = nullptr;
   try {
@@ -97,7 +96,7 @@ void combine(Comm& comm, const OrError<moeCombineArgs_t>& givenArgs, const OrErr
     }
     plan = planCombine(comm, args, handle);
   } catch (const Error& error) {
-    if (!capturing) refuse(comm, error.code(), stream);
+    if (!comm.backend().capturing(stream)) refuse(comm, error.code(), stream);
     throw;
   }
   Outcome outcome = comm.backend().combine(plan, stream);

@@ -347,12 +347,6 @@ void Comm::settle(const Outcome& outcome, const char* operation) {
        "), so nothing was delivered; its own error says why");
 }
 
-bool Comm::capturing(void* stream) {
-  bool now = backend_->capturing(stream);
-  captured = captured || now;
-  return now;
-}
-
 CommonArgs Comm::commonArgs(std::byte* handle) const {
   CommonArgs common{};
   common.layout = layout_;

@@ -54,8 +54,6 @@ class Comm : private WaitGuard {
   std::byte* window() const { return window_.base; }
   // The part of an operation's arguments that is the same for all.
   CommonArgs commonArgs(std::byte* handle) const;
-  // Whether the stream is capturing a graph. Remembers it if so.
-  bool capturing(void* stream);
   // Turns an operation's outcome into an error: a failure breaks the communicator, a refusal does not. `operation` is
   // what the text calls it, such as "dispatch".
   void settle(const Outcome& outcome, const char* operation);
@@ -63,8 +61,6 @@ class Comm : private WaitGuard {
   // For dispatch.cc: dispatches sent or captured so far, and the epochs of send halves that no moeWait has completed.
   uint64_t dispatchesSent = 0;
   std::vector<uint64_t> pendingHalves;
-  // Operations were captured: what replays do, this host does not count.
-  bool captured = false;
 
  private:
   int32_t check(int peer) override;

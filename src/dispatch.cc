@@ -211,8 +211,8 @@ void checkInFlight(const Comm& comm) {
 }
 
 // Which buffer a dispatch uses, and so where its views lie, follows from its epoch; and replays move the epoch on.
-void checkViews(const Comm& comm, const DispatchArgs& plan) {
-  if (!plan.views || !comm.captured) return;
+void checkViews(Comm& comm, const DispatchArgs& plan, void* stream) {
+  if (!plan.views || !(comm.backend().capturing(stream) || comm.backend().captured())) return;
   fail(moeInvalidUsage, "receive.rows is NULL, which asks for views, but operations of this communicator are captured ",
        "in graphs, and each replay moves the views elsewhere; pass receive.rows");
 }
@@ -235,17 +235,16 @@ void dispatch(Comm& comm, const OrError<moeDispatchArgs_t>& givenArgs, const OrE
   TraceRange range("moeDispatch");
   comm.requireReady();
   checkInFlight(comm);
-  bool capturing = comm.capturing(stream);
   DispatchArgs plan{};
   moeHandle* handle = nullptr;
   try {
     handle = valueOrThrow(givenHandle);
     plan = planDispatch(comm, valueOrThrow(givenArgs), handle);
-    checkViews(comm, plan);
+    checkViews(comm, plan, stream);
   } catch (const Error& error) {
     if (handle && handle->comm == &comm && handle->state != HandleState::kSent) handle->state = HandleState::kFailed;
     // Nothing runs while a stream captures: no peer waits for this call.
-    if (!capturing) refuse(comm, error.code(), stream);
+    if (!comm.backend().capturing(stream)) refuse(comm, error.code(), stream);
     throw;
   }
   handle->state = HandleState::kFailed;
@@ -276,8 +275,7 @@ void wait(Comm& comm, moeHandle* handle, const moeReceive_t& receive, void* stre
   plan.common = comm.commonArgs(handle->memory);
   plan.phases = kPhaseReceive;
   takeOutputs(comm, receive, handle->knownEmpty, &plan);
-  comm.capturing(stream);
-  checkViews(comm, plan);
+  checkViews(comm, plan, stream);
   handle->state = HandleState::kFailed;
   std::erase(comm.pendingHalves, handle->epoch);
   Outcome outcome = comm.backend().dispatch(plan, stream);
@@ -292,7 +290,7 @@ moeSizes_t getSizes(Comm& comm, moeHandle* handle) {
   if (handle->state != HandleState::kSent && handle->state != HandleState::kReceived) {
     fail(moeInvalidUsage, "moeGetSizes: the handle has no dispatch whose counts could be known");
   }
-  if (comm.capturing(handle->stream)) {
+  if (comm.backend().capturing(handle->stream)) {
     fail(moeInvalidUsage, "moeGetSizes: the stream of the handle's dispatch is capturing a graph, and the host cannot ",
          "wait for what has not run; read receive.sizes on the device, or call this after a replay");
   }

@@ -41,8 +41,10 @@ class Backend {
   virtual Outcome poll(bool takeRefusal) = 0;
   // True if operations are complete, and what they wrote can be read, when a call returns.
   virtual bool synchronous() const = 0;
-  // Whether what is launched on the stream becomes part of a graph, and runs whenever that is replayed.
+  // Whether what is launched on the stream becomes part of a graph, and runs whenever that is replayed; and whether
+  // that has been so before.
   virtual bool capturing(void* stream) = 0;
+  virtual bool captured() const = 0;
   // Waits until no operation runs, replayed ones included. Bounded, since all their waits are.
   virtual void drain() = 0;
   // What the last block of the operations so far has written. Waits for those that were not captured.

@@ -223,8 +223,11 @@ class CudaBackend : public Backend {
     if (status == cudaStreamCaptureStatusInvalidated) {
       fail(moeInvalidUsage, "the capture of this stream has failed in an earlier call; end it and begin a new one");
     }
-    return status == cudaStreamCaptureStatusActive;
+    bool active = status == cudaStreamCaptureStatusActive;
+    captured_ = captured_ || active;
+    return active;
   }
+  bool captured() const override { return captured_; }
 
   // Nobody says which streams graphs are replayed in.
   void drain() override {
@@ -351,7 +354,6 @@ class CudaBackend : public Backend {
                            dim3(static_cast<unsigned>(32 * warpsOf(kernel))), arguments, shared, target),
           "cudaLaunchKernel", device_);
     if (!captures) check(cudaEventRecord(last_, target), "cudaEventRecord", device_);
-    captured_ = captured_ || captures;
   }
 
   void requireOwnStream(cudaStream_t stream) const {
@@ -374,7 +376,7 @@ class CudaBackend : public Backend {
   bool staged_ = false;         // the GPU has the copy engine
   cudaStream_t own_ = nullptr;  // for copies at init and for queries
   cudaEvent_t last_ = nullptr;  // after the operation that was launched last, and not captured
-  bool captured_ = false;       // there are graphs with operations
+  bool captured_ = false;       // there may be graphs with operations
   Reports* reports_ = nullptr;
   const Notices* notices_ = nullptr;
   uint32_t* failed_ = nullptr;

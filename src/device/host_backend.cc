@@ -132,6 +132,7 @@ class HostBackend : public Backend {
   Outcome poll(bool) override { return {}; }
   bool synchronous() const override { return true; }
   bool capturing(void*) override { return false; }
+  bool captured() const override { return false; }
   void drain() override {}
   Outcome combine(CombineArgs& args, void*) override {
     return run(args, [](HostExec& exec, const CombineArgs& a) {
