@@ -115,6 +115,31 @@ typedef enum moePath {
 
 typedef enum moeBackend { moeBackendAuto = 0, moeBackendHost = 1, moeBackendCuda = 2, moeNumBackends = 3 } moeBackend_t;
 
+/* What dispatch makes of the tokens that it is given. With anything but moeQuantizeNone the caller passes rows of bf16
+ * and rows of e4m3 arrive, with a scale for each group of MOE_QUANTIZE_GROUP elements, the last of which may be short.
+ *
+ * A group's scale is the largest magnitude in it divided by 448, in fp32, and at least 2^-126; moeQuantizeUe8m0 rounds
+ * it up to a power of two. An element becomes the e4m3 value nearest to itself times the reciprocal of the scale, ties
+ * to even, at most 448 in magnitude. So an element that arrives differs from the one that was sent by no more than the
+ * larger of 1/16 of its magnitude and scale / 1024, but for a few roundings of fp32. A group that holds a NaN or an
+ * infinity arrives as NaN throughout, its scale too. The same inputs give the same bits on every path and backend. */
+typedef enum moeQuantize {
+  moeQuantizeNone = 0,
+  moeQuantizeFloat32 = 1, /* a scale is a float */
+  moeQuantizeUe8m0 = 2,   /* a scale is a byte b for 2^(b - 127), 255 for NaN; four of them, the first lowest, make a
+                             32-bit word, and bytes past the last group are 0 */
+  moeNumQuantizes = 3
+} moeQuantize_t;
+#define MOE_QUANTIZE_GROUP 128
+
+/* How the scales that dispatch makes lie in memory. They come in 32-bit words: a float, or four exponents. */
+typedef enum moeScaleOrder {
+  moeScalesByRow = 0,    /* [rows][words] */
+  moeScalesByColumn = 1, /* [words][rows], each column on a multiple of 16 bytes, as TMA wants it; for
+                            moeLayoutExpertPadded [local experts][words][capacity] */
+  moeNumScaleOrders = 2
+} moeScaleOrder_t;
+
 /* What a payload is. There is exactly one moeRoleTokens per dispatch; the others are carried beside it unchanged. */
 typedef enum moeRole { moeRoleTokens = 0, moeRoleScales = 1, moeRoleOpaque = 2, moeNumRoles = 3 } moeRole_t;
 
@@ -172,12 +197,16 @@ typedef struct moeConfig {
   int32_t localIds;        /* (local) 1: received ids count from 0 at this rank's first expert; 0: global ids */
   int32_t device;          /* (local) CUDA device; -1: the current one, in moeCommInitAll rank modulo the GPUs, in
                               moeCommInitNccl the NCCL communicator's */
+  /* Since the struct's second size. */
+  int32_t quantize;   /* moeQuantize_t; default moeQuantizeNone. Else dtype must be moeBfloat16, and every array of
+                         received rows has an entry of role moeRoleScales after the tokens: see moeReceive_t */
+  int32_t scaleOrder; /* moeScaleOrder_t; default moeScalesByRow */
 } moeConfig_t;
 
 #define MOE_CONFIG_INIT                                                                                              \
   {                                                                                                                  \
     sizeof(moeConfig_t), 0, 0, 0, 0, moeBfloat16, moeBfloat16, moeLayoutRank, 1, 0, 0, 0, {0, 0, 0, 0}, moePathAuto, \
-        moeBackendAuto, 0, 0, 0, 0, 0, -1                                                                            \
+        moeBackendAuto, 0, 0, 0, 0, 0, -1, moeQuantizeNone, moeScalesByRow                                           \
   }
 
 /* What a communicator is, or would be. Sizes in bytes unless named otherwise. */
@@ -198,12 +227,12 @@ typedef struct moeInfo {
   uint64_t workspaceBytes; /* private device memory of this rank */
   uint64_t handleBytes;    /* device memory for one handle */
   char transport[32];      /* what carries rows to other ranks: "shm", "local" (one process), ... */
+  /* Since the struct's second size. */
+  int64_t scaleBytes; /* with moeConfig_t.quantize: an output of scales for rowCapacity rows, without a stride */
 } moeInfo_t;
 
-#define MOE_INFO_INIT                                               \
-  {                                                                 \
-    sizeof(moeInfo_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, { 0 } \
-  }
+#define MOE_INFO_INIT \
+  { sizeof(moeInfo_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0 }
 
 /* Totals of one rank since init. "Bytes" are bytes written into windows, padding included. */
 typedef struct moeStats {
@@ -334,8 +363,10 @@ MOE_API moeResult_t moeHandleDestroy(moeHandle_t handle);
 /* An array of rows in device memory. */
 typedef struct moeRows {
   void* data;
-  int64_t rowBytes;    /* must equal the config's: hidden * element size for tokens, sideRowBytes[i] for side row i */
-  int64_t strideBytes; /* from one row to the next; 0 means rowBytes */
+  int64_t rowBytes;    /* must equal the config's: hidden * element size for tokens, sideRowBytes[i] for side row i, the
+                          bytes of a row's words for scales that dispatch makes */
+  int64_t strideBytes; /* from one row to the next; 0 means rowBytes. For scales by column: from one column to the next,
+                          a multiple of 16; 0 means 4 * rows rounded up to that, where rows is the output's capacity */
   int32_t role;        /* moeRole_t */
   int32_t reserved;    /* 0 */
 } moeRows_t;
@@ -355,8 +386,10 @@ typedef struct moeSizes {
  * moeLayoutExpertPadded. */
 typedef struct moeReceive {
   size_t size;            /* sizeof(moeReceive_t) */
-  const moeRows_t* rows;  /* [1 + numSideRows] outputs, tokens first, then side rows in the order of the config. NULL
-                             asks for views: the rows stay in the window, see moeGetViews; moeLayoutRank only */
+  const moeRows_t* rows;  /* [1 + numSideRows] outputs, tokens first, then side rows in the order of the config; with
+                             moeConfig_t.quantize one more: tokens of e4m3, their scales on a multiple of 4 bytes, side
+                             rows. NULL asks for views: the rows stay in the window, see moeGetViews; moeLayoutRank, and
+                             scales by row, only */
   int64_t capacity;       /* rows that each output holds (moeLayoutExpertPadded: rows per expert, the config's);
                              0: the worst case, moeInfo_t.rowCapacity. With views it must be 0 */
   int32_t idType;         /* moeIdType_t of `ids` */
@@ -408,8 +441,8 @@ MOE_API moeResult_t moeWait(moeComm_t comm, moeHandle_t handle, const moeReceive
  * unbounded output. */
 MOE_API moeResult_t moeGetSizes(moeComm_t comm, moeHandle_t handle, moeSizes_t* sizes);
 
-/* The received rows in the window after a dispatch that asked for views. views[i] (1 + numSideRows of them) is an
- * [nranks][maxTokensPerRank] array of rows: the rows of source rank s start at row s * maxTokensPerRank, and
+/* The received rows in the window after a dispatch that asked for views. views[i] (as many as moeReceive_t.rows would
+ * have) is an [nranks][maxTokensPerRank] array of rows: those of source rank s start at row s * maxTokensPerRank, and
  * rankCounts[s] of them are valid. They may be overwritten in place. They stay valid until the handle's combine has
  * completed, or until the `buffers`-th later dispatch of this communicator, whichever comes first. */
 MOE_API moeResult_t moeGetViews(moeComm_t comm, moeHandle_t handle, moeRows_t* views, int numViews);

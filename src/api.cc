@@ -297,24 +297,21 @@ moeResult_t moeCommDestroy(moeComm_t comm) {
 
 moeResult_t moeGetInfo(moeComm_t comm, moeInfo_t* info) {
   return edge([&] {
-    moeInfo_t given = takeStruct(info, "info", moeInfo_t MOE_INFO_INIT);
+    takeStruct(info, "info", moeInfo_t MOE_INFO_INIT, kFirstInfoBytes);
     Comm& target = live(comm);
     target.requireReady();
-    target.getInfo(&given);
-    std::memcpy(info, &given, std::min(info->size, sizeof(given)));
+    giveStruct(target.info(), info);
   });
 }
 
 moeResult_t moePredictInfo(int nranks, int rank, const moeConfig_t* config, moeInfo_t* info) {
   return edge([&] {
-    takeStruct(info, "info", moeInfo_t MOE_INFO_INIT);
+    takeStruct(info, "info", moeInfo_t MOE_INFO_INIT, kFirstInfoBytes);
     moeConfig_t complete = completeConfig(config, nranks);
     if (rank < 0 || rank >= nranks) {
       fail(moeInvalidArgument, "rank = ", rank, ", but the ranks are 0 .. ", nranks - 1);
     }
-    moeInfo_t predicted = predictInfo(complete, makeLayout(complete, nranks, rank, predictBlocks(&complete)));
-    predicted.size = info->size;
-    std::memcpy(info, &predicted, std::min(info->size, sizeof(predicted)));
+    giveStruct(predictInfo(complete, makeLayout(complete, nranks, rank, predictBlocks(&complete))), info);
   });
 }
 
@@ -323,9 +320,7 @@ moeResult_t moeGetStats(moeComm_t comm, moeStats_t* stats) {
     takeStruct(stats, "stats", moeStats_t MOE_STATS_INIT);
     Comm& target = live(comm);
     target.requireReady();
-    moeStats_t now = target.stats();
-    now.size = stats->size;
-    std::memcpy(stats, &now, std::min(stats->size, sizeof(now)));
+    giveStruct(target.stats(), stats);
   });
 }
 

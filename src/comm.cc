@@ -379,16 +379,18 @@ moeInfo_t predictInfo(const moeConfig_t& config, const Layout& layout) {
   info.windowBytes = static_cast<uint64_t>(layout.window.bytes);
   info.workspaceBytes = static_cast<uint64_t>(layout.workspace.bytes);
   info.handleBytes = static_cast<uint64_t>(layout.handle.bytes);
+  info.scaleBytes = scaleBytes(shape);
   return info;
 }
 
-void Comm::getInfo(moeInfo_t* info) const {
-  *info = predictInfo(config_, layout_);
+moeInfo_t Comm::info() const {
+  moeInfo_t info = predictInfo(config_, layout_);
   const char* name = "self";
   for (const Peer& peer : peers_) {
     if (peer.reach != Reach::kSelf) name = peer.transport;
   }
-  std::strncpy(info->transport, name, sizeof(info->transport) - 1);
+  std::strncpy(info.transport, name, sizeof(info.transport) - 1);
+  return info;
 }
 
 moeStats_t Comm::stats() {

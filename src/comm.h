@@ -46,7 +46,7 @@ class Comm : private WaitGuard {
   void abort();
   void finalize();
 
-  void getInfo(moeInfo_t* info) const;
+  moeInfo_t info() const;
   moeStats_t stats();
   std::vector<int32_t> lostRanks() const;
 

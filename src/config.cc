@@ -61,6 +61,16 @@ void checkChoices(const moeConfig_t& config) {
   require(config.capacity >= 0, "capacity", config.capacity, "it must be 0 (the worst case) or more rows per expert");
 }
 
+void checkQuantize(const moeConfig_t& config) {
+  require(config.quantize >= 0 && config.quantize < moeNumQuantizes, "quantize", config.quantize,
+          "it must be moeQuantizeNone (0), moeQuantizeFloat32 (1) or moeQuantizeUe8m0 (2)");
+  require(config.scaleOrder >= 0 && config.scaleOrder < moeNumScaleOrders, "scaleOrder", config.scaleOrder,
+          "it must be moeScalesByRow (0) or moeScalesByColumn (1)");
+  if (config.quantize == moeQuantizeNone || config.dtype == moeBfloat16) return;
+  fail(moeInvalidArgument, "config.quantize = ", config.quantize, " with config.dtype = ", config.dtype, " (",
+       dataTypeName(config.dtype), "), but dispatch quantizes bf16 (0); set dtype to what dispatch is given");
+}
+
 // Row numbers are 32-bit in handles; everything that could exceed them is refused here, before any allocation.
 void checkRows(const moeConfig_t& config, int nranks) {
   int64_t local = ceilDiv(config.numExperts, nranks);
@@ -107,6 +117,8 @@ const std::vector<Field>& sharedFields() {
       {"sideRowBytes[3]", [](const moeConfig_t& c) { return c.sideRowBytes[3]; }},
       {"path", [](const moeConfig_t& c) { return int64_t{c.path}; }},
       {"backend", [](const moeConfig_t& c) { return int64_t{c.backend}; }},
+      {"quantize", [](const moeConfig_t& c) { return int64_t{c.quantize}; }},
+      {"scaleOrder", [](const moeConfig_t& c) { return int64_t{c.scaleOrder}; }},
   };
   return fields;
 }
@@ -124,7 +136,7 @@ const char* layoutName(int32_t layout) {
 }
 
 moeConfig_t completeConfig(const moeConfig_t* given, int nranks) {
-  moeConfig_t config = takeStruct(given, "config", moeConfig_t MOE_CONFIG_INIT);
+  moeConfig_t config = takeStruct(given, "config", moeConfig_t MOE_CONFIG_INIT, kFirstConfigBytes);
   if (nranks < 1 || nranks > kMaxRanks)
     fail(moeInvalidArgument, "nranks = ", nranks, ", but it must be from 1 to ", kMaxRanks);
   if (config.expertAlign == 0) config.expertAlign = 1;
@@ -132,6 +144,8 @@ moeConfig_t completeConfig(const moeConfig_t* given, int nranks) {
   if (config.timeoutMs == 0) config.timeoutMs = kDefaultTimeoutMs;
   checkShape(config);
   checkChoices(config);
+  checkQuantize(config);
+  if (config.quantize == moeQuantizeNone) config.scaleOrder = moeScalesByRow;
   if (config.layout != moeLayoutExpert) config.expertAlign = 1;
   if (config.layout != moeLayoutExpertPadded) {
     config.capacity = 0;

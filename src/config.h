@@ -2,6 +2,7 @@
 // The caller's config: taken from any version of the struct, completed with defaults, checked, compared across ranks.
 #pragma once
 
+#include <cstddef>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -10,6 +11,9 @@
 #include "moe.h"
 
 namespace moe {
+
+// What structs that have grown since their first version had as their size then.
+constexpr size_t kFirstConfigBytes = offsetof(moeConfig_t, quantize), kFirstInfoBytes = offsetof(moeInfo_t, scaleBytes);
 
 // Copies a versioned struct of the C ABI. Fields that an older caller does not have keep the initializer's value; a
 // newer caller's extra fields must be zero. `least` is the size of the struct's first version.
@@ -33,6 +37,13 @@ Struct takeStruct(const Struct* given, const char* name, const Struct& initial, 
   std::memcpy(&result, given, size < sizeof(Struct) ? size : sizeof(Struct));
   result.size = sizeof(Struct);
   return result;
+}
+
+// The other way: as much of `ours` as the caller's struct holds, and its size stays.
+template <class Struct>
+void giveStruct(Struct ours, Struct* to) {
+  ours.size = to->size;
+  std::memcpy(to, &ours, ours.size < sizeof(Struct) ? ours.size : sizeof(Struct));
 }
 
 const char* dataTypeName(int32_t type);

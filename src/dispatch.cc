@@ -16,25 +16,67 @@ void requireAligned(const void* pointer, size_t to, const char* name) {
   }
 }
 
-// Checks one array of rows against the config; returns its stride.
-int64_t checkRows(const Comm& comm, const moeRows_t& rows, int payload, bool mayBeNull, const char* where) {
-  int64_t bytes = comm.layout().shape.payloadBytes[payload];
-  std::string name = cat(where, "[", payload, "]");
-  if (rows.rowBytes != bytes) {
-    fail(moeInvalidArgument, name, ".rowBytes = ", rows.rowBytes, ", but the config fixes ", bytes, " (",
-         payload == 0 ? "hidden * element size" : cat("sideRowBytes[", payload - 1, "]"), ")");
+// One array of rows, as the config wants it.
+struct WantedRows {
+  std::string name;
+  int64_t bytes;
+  std::string why;  // so many bytes
+  bool tokens;
+  int64_t columns;      // rows in a column of scales, or -1: rows follow each other
+  int64_t elementSize;  // to which address and stride must be aligned
+};
+
+// Entry `entry` of the rows that the caller gives, or of those that it receives.
+WantedRows wantedRows(const Shape& shape, int entry, bool received, int64_t capacity) {
+  int payload = shape.quantizes() && !received && entry > 0 ? entry + 1 : entry;
+  WantedRows wanted{
+      cat(received ? "receive.rows[" : "args.inputs[", entry, "]"), shape.payloadBytes[payload], "", entry == 0, -1, 1};
+  int firstSide = shape.quantizes() ? Shape::kScales + 1 : 1;
+  if (shape.makesScales(payload)) {
+    wanted.why = "the words of a row's scales";
+    wanted.elementSize = kScaleWord;
+    if (shape.scaleOrder == moeScalesByColumn) wanted.columns = capacity;
+  } else if (payload > 0) {
+    wanted.why = cat("sideRowBytes[", payload - firstSide, "]");
+  } else if (received) {
+    wanted.why = shape.quantizes() ? "hidden, as fp8" : "hidden * element size";
+  } else {
+    wanted.why = "hidden * element size";
+    wanted.bytes = inputBytes(shape);
+    if (shape.quantizes()) wanted.elementSize = 2;
   }
-  bool tokens = rows.role == moeRoleTokens;
-  if (rows.role < 0 || rows.role >= moeNumRoles || tokens != (payload == 0)) {
+  return wanted;
+}
+
+// The distance between columns of scales.
+int64_t checkColumns(const moeRows_t& rows, const WantedRows& wanted) {
+  constexpr int64_t kAlign = 16;
+  int64_t least = scaleColumnBytes(wanted.columns);
+  if (rows.strideBytes != 0 && (rows.strideBytes < least || rows.strideBytes % kAlign != 0)) {
+    fail(moeInvalidArgument, wanted.name, ".strideBytes = ", rows.strideBytes, ", but columns of ", wanted.columns,
+         " scales are at least ", least, " bytes apart, by a multiple of ", kAlign, "; pass 0 for ", least);
+  }
+  return rows.strideBytes != 0 ? rows.strideBytes : least;
+}
+
+// Checks one array of rows against the config; returns its stride.
+int64_t checkRows(const moeRows_t& rows, const WantedRows& wanted, bool mayBeNull) {
+  const auto& [name, bytes, why, tokens, columns, elementSize] = wanted;
+  if (rows.rowBytes != bytes) {
+    fail(moeInvalidArgument, name, ".rowBytes = ", rows.rowBytes, ", but the config fixes ", bytes, " (", why, ")");
+  }
+  if (rows.role < 0 || rows.role >= moeNumRoles || tokens != (rows.role == moeRoleTokens)) {
     fail(moeInvalidArgument, name, ".role = ", rows.role, ", but entry 0 is moeRoleTokens (0) and the others are ",
          "moeRoleScales (1) or moeRoleOpaque (2)");
   }
-  if (rows.strideBytes != 0 && rows.strideBytes < bytes) {
-    fail(moeInvalidArgument, name, ".strideBytes = ", rows.strideBytes, " is less than a row's ", bytes,
-         " bytes; pass 0 for rows that follow each other");
-  }
   if (rows.reserved != 0) fail(moeInvalidArgument, name, ".reserved = ", rows.reserved, ", but it must be 0");
   if (!rows.data && !mayBeNull) fail(moeInvalidArgument, name, ".data is NULL");
+  requireAligned(rows.data, static_cast<size_t>(elementSize), cat(name, ".data").c_str());
+  if (columns >= 0) return checkColumns(rows, wanted);
+  if (rows.strideBytes != 0 && (rows.strideBytes < bytes || rows.strideBytes % elementSize != 0)) {
+    fail(moeInvalidArgument, name, ".strideBytes = ", rows.strideBytes, ", but a row has ", bytes, " bytes",
+         elementSize > 1 ? cat(" of elements of ", elementSize) : "", "; pass 0 for rows that follow each other");
+  }
   return rows.strideBytes != 0 ? rows.strideBytes : bytes;
 }
 
@@ -80,16 +122,18 @@ void checkRouting(const Comm& comm, const moeDispatchArgs_t& args, const moeHand
 }
 
 void takeInputs(const Comm& comm, const moeDispatchArgs_t& args, DispatchArgs* plan) {
-  int payloads = comm.layout().shape.payloads;
+  const Shape& shape = comm.layout().shape;
+  int inputs = shape.payloads - (shape.quantizes() ? 1 : 0);
   if (args.numTokens == 0 && args.numInputs == 0) return;
-  if (args.numInputs != payloads) {
-    fail(moeInvalidArgument, "args.numInputs = ", args.numInputs, ", but it must be ", payloads,
-         " (the tokens and config.numSideRows = ", payloads - 1, " side rows)");
+  if (args.numInputs != inputs) {
+    fail(moeInvalidArgument, "args.numInputs = ", args.numInputs, ", but it must be ", inputs,
+         " (the tokens and config.numSideRows = ", inputs - 1, " side rows)");
   }
   if (!args.inputs) fail(moeInvalidArgument, "args.inputs is NULL, but args.numInputs = ", args.numInputs);
-  for (int payload = 0; payload < payloads; ++payload) {
-    const moeRows_t& rows = args.inputs[payload];
-    int64_t stride = checkRows(comm, rows, payload, args.numTokens == 0, "args.inputs");
+  for (int input = 0; input < inputs; ++input) {
+    const moeRows_t& rows = args.inputs[input];
+    int64_t stride = checkRows(rows, wantedRows(shape, input, false, 0), args.numTokens == 0);
+    int payload = shape.quantizes() && input > 0 ? input + 1 : input;
     plan->inputs[payload] = {static_cast<const std::byte*>(rows.data), stride};
   }
 }
@@ -108,7 +152,8 @@ void takeOutputRows(const Comm& comm, const moeReceive_t& receive, bool knownEmp
   if (knownEmpty && receive.capacity == 0 && !receive.rows[0].data) plan->capacity = 0;
   for (int payload = 0; payload < shape.payloads; ++payload) {
     const moeRows_t& rows = receive.rows[payload];
-    int64_t stride = checkRows(comm, rows, payload, plan->capacity == 0 || shape.rowCapacity == 0, "receive.rows");
+    bool empty = plan->capacity == 0 || shape.rowCapacity == 0;
+    int64_t stride = checkRows(rows, wantedRows(shape, payload, true, plan->capacity), empty);
     plan->outputs[payload] = {static_cast<std::byte*>(rows.data), stride};
   }
 }
@@ -123,6 +168,10 @@ void takeOutputs(const Comm& comm, const moeReceive_t& receive, bool knownEmpty,
   } else if (shape.layout != moeLayoutRank) {
     fail(moeInvalidArgument, "receive.rows is NULL, which asks for views, but config.layout is ",
          layoutName(shape.layout), "; only moeLayoutRank has views");
+  } else if (shape.scaleOrder != moeScalesByRow) {
+    fail(moeInvalidArgument,
+         "receive.rows is NULL, which asks for views, but config.scaleOrder is moeScalesByColumn (1); ",
+         "in views scales lie by row");
   } else if (receive.capacity != 0) {
     fail(moeInvalidArgument, "receive.capacity = ", receive.capacity, " with views (receive.rows is NULL); pass 0");
   }
@@ -307,6 +356,15 @@ moeSizes_t getSizes(Comm& comm, moeHandle* handle) {
   return sizes;
 }
 
+namespace {
+
+int32_t roleOf(const Shape& shape, int payload) {
+  if (payload == 0) return moeRoleTokens;
+  return shape.makesScales(payload) ? moeRoleScales : moeRoleOpaque;
+}
+
+}  // namespace
+
 bool viewsStand(const Comm& comm, const moeHandle& handle) {
   auto buffers = static_cast<uint64_t>(comm.config().buffers);
   return handle.views && comm.dispatchesSent - handle.epoch < buffers;
@@ -327,7 +385,7 @@ void getViews(Comm& comm, const moeHandle* handle, moeRows_t* views, int numView
   DispatchWindow window(layout, comm.window(), Epoch(handle->epoch, layout.shape));
   for (int payload = 0; payload < layout.shape.payloads; ++payload) {
     views[payload] = {window.record(0, 0) + layout.record.payload[payload], layout.shape.payloadBytes[payload],
-                      layout.record.stride, payload == 0 ? moeRoleTokens : moeRoleOpaque, 0};
+                      layout.record.stride, roleOf(layout.shape, payload), 0};
   }
 }
 

@@ -18,6 +18,16 @@ class Offsets {
   int64_t next_ = 0;
 };
 
+void takePayloads(const moeConfig_t& config, Shape* shape) {
+  auto add = [shape](int64_t bytes) { shape->payloadBytes[shape->payloads++] = bytes; };
+  add(config.hidden * dataTypeBytes(shape->quantizes() ? moeFloat8e4m3 : config.dtype));
+  if (shape->quantizes()) {
+    int64_t perWord = shape->quantize == moeQuantizeUe8m0 ? kScaleWord : 1;
+    add(kScaleWord * ceilDiv(shape->groups(), perWord));
+  }
+  for (int side = 0; side < config.numSideRows; ++side) add(config.sideRowBytes[side]);
+}
+
 Shape makeShape(const moeConfig_t& config, int nranks, int rank) {
   Shape shape{};
   shape.nranks = nranks;
@@ -27,13 +37,13 @@ Shape makeShape(const moeConfig_t& config, int nranks, int rank) {
   shape.layout = config.layout;
   shape.path = config.path;
   shape.buffers = config.buffers;
-  shape.payloads = 1 + config.numSideRows;
   shape.combineType = config.combineDtype;
   shape.maxTokens = config.maxTokensPerRank;
   shape.hidden = config.hidden;
   shape.chunks = ceilDiv(config.maxTokensPerRank, kChunkTokens);
-  shape.payloadBytes[0] = config.hidden * dataTypeBytes(config.dtype);
-  for (int side = 0; side < config.numSideRows; ++side) shape.payloadBytes[1 + side] = config.sideRowBytes[side];
+  shape.quantize = config.quantize;
+  shape.scaleOrder = config.scaleOrder;
+  takePayloads(config, &shape);
   shape.combineRowBytes = config.hidden * dataTypeBytes(config.combineDtype);
   shape.expertAlign = config.expertAlign;
   shape.capacity = config.capacity;
@@ -67,14 +77,23 @@ RecordLayout makeRecord(const Shape& shape) {
   return record;
 }
 
+// Quantized tokens come in whole blocks, and the scales of each of them, as floats, in words of three.
+int64_t payloadUnits(const Shape& shape, int payload) {
+  int64_t blocks = ceilDiv(shape.groups(), kBlockGroups);
+  if (shape.makesScales(payload)) return blocks * kBlockGroups / 3;
+  if (shape.quantizes() && payload == 0) return blocks * kUnitsPerBlock;
+  return rowUnits(shape.payloadBytes[payload]);
+}
+
 SlotLayout makeSlot(const Shape& shape) {
   SlotLayout slot{};
   Offsets at;
   at.take((1 + int64_t{shape.topk}) * kTaggedWord);
   for (int payload = 0; payload < shape.payloads; ++payload) {
-    slot.payload[payload] = at.take(taggedBytes(shape.payloadBytes[payload]), kRecordAlign);
-    slot.units[payload] = rowUnits(shape.payloadBytes[payload]);
+    slot.units[payload] = payloadUnits(shape, payload);
     slot.slices[payload] = ceilDiv(slot.units[payload], kUnitsPerBlock);
+    int64_t words = shape.makesScales(payload) ? 1 : kUnitWords;
+    slot.payload[payload] = at.take(slot.slices[payload] * kUnitsPerBlock * words * kTaggedWord, kRecordAlign);
     slot.allSlices += slot.slices[payload];
   }
   slot.stride = at.end(kRecordAlign);
@@ -196,6 +215,20 @@ WorkspaceLayout makeWorkspace(const Shape& shape, const RecordLayout& record, in
 }
 
 }  // namespace
+
+int64_t inputBytes(const Shape& shape) {
+  return shape.quantizes() ? shape.hidden * dataTypeBytes(moeBfloat16) : shape.payloadBytes[0];
+}
+
+int64_t scaleColumnBytes(int64_t rows) { return roundUp(kScaleWord * rows, 16); }
+
+int64_t scaleBytes(const Shape& shape) {
+  if (!shape.quantizes()) return 0;
+  if (shape.scaleOrder == moeScalesByRow) return shape.rowCapacity * shape.payloadBytes[Shape::kScales];
+  bool padded = shape.layout == moeLayoutExpertPadded;
+  int64_t matrices = padded ? shape.localExperts() : 1;
+  return matrices * shape.scaleWords() * scaleColumnBytes(padded ? shape.capacity : shape.rowCapacity);
+}
 
 int64_t recordBytes(const Layout& layout) {
   return layout.shape.path == moePathLowLatency ? layout.slot.stride : layout.record.stride;

@@ -26,10 +26,14 @@ constexpr int32_t kRowParts = 4;
 constexpr int64_t kSignalStride = 64;
 // Record strides are a multiple of this: NVLink loses 7 % otherwise.
 constexpr int64_t kRecordAlign = 128;
-constexpr int kMaxPayloads = 1 + MOE_MAX_SIDE_ROWS;
+// Tokens, the scales that dispatch makes of them, side rows.
+constexpr int kMaxPayloads = 2 + MOE_MAX_SIDE_ROWS;
 // Tagged words: 12 bytes of data and a tag. Rows travel in units of 48 bytes, which take four of them; see tagged.h.
 constexpr int64_t kTaggedWord = 16, kUnitBytes = 48, kUnitsPerBlock = 32;
 constexpr int kUnitWords = 4;
+// Quantized groups, and how many of them fill a block of units.
+constexpr int64_t kGroup = MOE_QUANTIZE_GROUP, kBlockGroups = kUnitsPerBlock * kUnitBytes / kGroup;
+constexpr int64_t kScaleWord = 4;
 
 MOE_HD constexpr int64_t roundUp(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
 MOE_HD constexpr int64_t ceilDiv(int64_t value, int64_t by) { return (value + by - 1) / by; }
@@ -60,16 +64,25 @@ struct Shape {
   int32_t layout;    // moeLayout_t
   int32_t path;      // moePath_t
   int32_t buffers;
-  int32_t payloads;  // tokens and side rows
+  int32_t payloads;  // tokens, scales and side rows
   int32_t combineType;
   int64_t maxTokens, hidden;
   int64_t chunks;                      // most chunks of one dispatch
-  int64_t payloadBytes[kMaxPayloads];  // bytes of one row of each payload, tokens first
+  int64_t payloadBytes[kMaxPayloads];  // bytes of one row of each payload on the wire, tokens first
+  int32_t quantize;                    // moeQuantize_t; if any, scales are payload kScales
+  int32_t scaleOrder;                  // moeScaleOrder_t
   int64_t combineRowBytes;             // hidden in the combine type
   int64_t expertAlign, capacity;       // capacity: rows per expert in moeLayoutExpertPadded
   int64_t rowCapacity;                 // output rows in the worst case
   ExpertMap experts;
 
+  static constexpr int kScales = 1;
+
+  MOE_HD bool quantizes() const { return quantize != moeQuantizeNone; }
+  MOE_HD bool makesScales(int payload) const { return quantizes() && payload == kScales; }
+  // Groups of a quantized row, and words of their scales.
+  MOE_HD int64_t groups() const { return (hidden + kGroup - 1) / kGroup; }
+  MOE_HD int64_t scaleWords() const { return payloadBytes[kScales] / kScaleWord; }
   MOE_HD bool expertLayout() const { return layout != moeLayoutRank; }
   MOE_HD int32_t localExperts() const { return experts.count(rank); }
   // Bins that a dispatch counts: one per rank, and in expert layouts one per expert.
@@ -125,7 +138,7 @@ MOE_HD inline int64_t headBytes(const RecordLayout& record, const Shape& shape) 
 // there, and rankFirsts; one for each of topk entries with id, index and weight; then the units of the payloads.
 struct SlotLayout {
   int64_t payload[kMaxPayloads];  // bytes from the slot's start
-  int64_t units[kMaxPayloads];    // of each payload
+  int64_t units[kMaxPayloads];    // of each payload; of scales: tagged words
   int64_t slices[kMaxPayloads];   // blocks of units of each payload
   int64_t allSlices;
   int64_t stride;  // bytes
@@ -279,6 +292,13 @@ struct Layout {
   WorkspaceLayout workspace;
   HandleLayout handle;
 };
+
+// Bytes of a row of tokens as the caller has it.
+int64_t inputBytes(const Shape& shape);
+// Bytes from one column of scales to the next, for outputs of `rows` rows.
+int64_t scaleColumnBytes(int64_t rows);
+// Bytes of an output of scales without a stride, for rowCapacity rows; 0 if dispatch makes none.
+int64_t scaleBytes(const Shape& shape);
 
 // Bytes that one record, and one partial row, take in a window.
 int64_t recordBytes(const Layout& layout);

@@ -13,6 +13,7 @@
 
 #include "moe.h"
 #include "numbers.h"
+#include "quantized.h"
 
 namespace moetest::reference {
 
@@ -27,10 +28,20 @@ struct Shape {
   int nranks;
   moeConfig_t config;
 
+  bool quantizes() const { return config.quantize != moeQuantizeNone; }
+  int64_t scaleWords() const { return quantizedWords(config.hidden, config.quantize); }
+  // As the caller has it.
   int64_t tokenBytes() const { return config.hidden * elementBytes(config.dtype); }
   int64_t combineRowBytes() const { return config.hidden * elementBytes(config.combineDtype); }
-  int64_t payloadBytes(int payload) const { return payload == 0 ? tokenBytes() : config.sideRowBytes[payload - 1]; }
-  int payloads() const { return 1 + config.numSideRows; }
+  int64_t inputBytes(int input) const { return input == 0 ? tokenBytes() : config.sideRowBytes[input - 1]; }
+  int inputs() const { return 1 + config.numSideRows; }
+  // As it arrives.
+  int64_t payloadBytes(int payload) const {
+    if (!quantizes()) return inputBytes(payload);
+    return payload == 0 ? config.hidden : payload == 1 ? 4 * scaleWords() : inputBytes(payload - 1);
+  }
+  int payloads() const { return inputs() + (quantizes() ? 1 : 0); }
+  bool makesScales(int payload) const { return quantizes() && payload == 1; }
 
   int64_t expertsOf(int rank) const { return config.numExperts / nranks + (rank < config.numExperts % nranks ? 1 : 0); }
   int64_t firstExpertOf(int rank) const {
@@ -52,7 +63,8 @@ struct Sent {
   int32_t topk = 0;
   std::vector<int64_t> ids;
   std::vector<float> weights;
-  std::vector<Bytes> rows;  // tokens, then side rows, without gaps
+  std::vector<Bytes> rows;      // tokens, then side rows, without gaps
+  std::vector<Bytes> arriving;  // what becomes of them, scales by row; empty if nothing does
 
   int64_t id(int64_t token, int k) const { return ids[static_cast<size_t>(token * topk + k)]; }
   float weight(int64_t token, int k) const {
@@ -197,9 +209,25 @@ inline Delivery deliver(const Shape& shape, const std::vector<Sent>& sents, int 
   return out;
 }
 
+// Says what becomes of the rows.
+inline void quantizeSent(const Shape& shape, Sent* sent) {
+  sent->arriving.clear();
+  if (!shape.quantizes()) return;
+  Bytes tokens, scales;
+  for (int64_t token = 0; token < sent->numTokens; ++token) {
+    const std::byte* row = sent->rows[0].data() + token * shape.tokenBytes();
+    QuantizedRow quantized = quantizeRow(row, shape.config.hidden, shape.config.quantize);
+    tokens.insert(tokens.end(), quantized.elements.begin(), quantized.elements.end());
+    scales.insert(scales.end(), quantized.words.begin(), quantized.words.end());
+  }
+  sent->arriving = {tokens, scales};
+  sent->arriving.insert(sent->arriving.end(), sent->rows.begin() + 1, sent->rows.end());
+}
+
 // The bytes of payload `payload` that belong into `slot`.
 inline const std::byte* rowOf(const Shape& shape, const std::vector<Sent>& sents, const Slot& slot, int payload) {
-  const Bytes& rows = sents[static_cast<size_t>(slot.source)].rows[static_cast<size_t>(payload)];
+  const Sent& sent = sents[static_cast<size_t>(slot.source)];
+  const Bytes& rows = (shape.quantizes() ? sent.arriving : sent.rows)[static_cast<size_t>(payload)];
   return rows.data() + slot.token * shape.payloadBytes(payload);
 }
 

@@ -49,7 +49,7 @@ struct DispatchArgs {
   int32_t wideIds;  // 1: int64 ids
   const void* ids;  // null: the handle's (a repeated dispatch)
   const float* weights;
-  RowsIn inputs[kMaxPayloads];
+  RowsIn inputs[kMaxPayloads];  // none of scales that dispatch makes
   // Receive half; see moeReceive_t.
   int32_t views;
   int32_t localIds;
@@ -68,8 +68,10 @@ struct DispatchArgs {
 };
 
 // Whether the receiving half takes the payloads of this rank's own rows where the caller has them, so that they need
-// not go through the window. Not if the caller may change them between the halves.
-MOE_HD inline bool placesOwnInput(const DispatchArgs& a) { return a.phases == kPhaseBoth && !a.views; }
+// not go through the window. Not if the caller may change them between the halves, or if they become something else.
+MOE_HD inline bool placesOwnInput(const DispatchArgs& a) {
+  return a.phases == kPhaseBoth && !a.views && !a.common.layout.shape.quantizes();
+}
 
 struct CombineArgs {
   CommonArgs common;

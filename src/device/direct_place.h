@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device/direct_notes.h"
+#include "device/quantize.h"
 #include "device/row_jobs.h"
 #include "device/window_view.h"
 
@@ -90,6 +91,12 @@ class PlaceJob {
       if (to < 0) continue;
       MOE_ROLL for (int payload = 0; payload < shape_.payloads; ++payload) {
         const RowsOut& out = a_.outputs[payload];
+        if (shape_.makesScales(payload) && shape_.scaleOrder == moeScalesByColumn) {
+          ScaleOutput scales(shape_, out, false);
+          row.storeColumn(scales.word(to, 0), scales.columnBytes(), layout_.record.payload[payload],
+                          shape_.scaleWords());
+          continue;
+        }
         row.store(out.data + to * out.stride, layout_.record.payload[payload], shape_.payloadBytes[payload]);
       }
     }

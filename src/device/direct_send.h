@@ -5,6 +5,7 @@
 #include "device/direct_route.h"
 #include "device/direct_signal.h"
 #include "device/epochs.h"
+#include "device/quantize.h"
 #include "device/row_jobs.h"
 #include "device/window_view.h"
 
@@ -98,7 +99,14 @@ class SendJob {
   MOE_PROTOCOL void gather(const std::byte* item, Row& row) const {
     const auto& [token, count, own] = *reinterpret_cast<const Item*>(item);
     if (count == 1 && own == 0) return;
-    MOE_ROLL for (int payload = 0; payload < layout_.shape.payloads; ++payload) {
+    int first = 0;
+    if (layout_.shape.quantizes()) {
+      first = Shape::kScales + 1;
+      const RowsIn& in = a_.inputs[0];
+      row.quantize({in.data + token * in.stride, layout_.shape.hidden, layout_.record.payload[0],
+                    layout_.record.payload[Shape::kScales], layout_.shape.quantize == moeQuantizeUe8m0});
+    }
+    MOE_ROLL for (int payload = first; payload < layout_.shape.payloads; ++payload) {
       const RowsIn& in = a_.inputs[payload];
       row.load(layout_.record.payload[payload], in.data + token * in.stride, layout_.shape.payloadBytes[payload]);
     }

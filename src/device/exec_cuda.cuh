@@ -7,6 +7,7 @@
 #include "device/exec_cuda_grid.h"
 #include "device/numbers.h"
 #include "device/ptx.cuh"
+#include "device/quantize.h"
 #include "device/row_jobs.h"
 #include "device/tagged.h"
 #include "layout.h"
@@ -21,7 +22,9 @@ struct StagedRow {
   bool ordinary = false;  // lanes have read or written the stage themselves
 
   __device__ void load(int64_t offset, const std::byte* from, int64_t bytes);
+  __device__ void quantize(const QuantizedPiece& piece);
   __device__ void store(std::byte* to, int64_t offset, int64_t bytes);
+  __device__ void storeColumn(std::byte* to, int64_t stride, int64_t offset, int64_t words);
 };
 
 // A row that lanes copy from where it lies.
@@ -33,12 +36,15 @@ struct DirectRow {
   Piece pieces[kMaxPayloads + 1];
   int count = 0;
   int lane;
+  QuantizedPiece quantized{};
 
   __device__ explicit DirectRow(int lane) : lane(lane) {}
   __device__ void load(int64_t offset, const std::byte* from, int64_t bytes) {
     pieces[count++] = {offset, bytes, from};
   }
+  __device__ void quantize(const QuantizedPiece& piece) { quantized = piece; }
   __device__ void store(std::byte* to, int64_t offset, int64_t bytes) const;
+  __device__ void storeColumn(std::byte* to, int64_t stride, int64_t offset, int64_t words) const;
 };
 
 class CudaExec {
@@ -92,6 +98,7 @@ class CudaExec {
   __device__ Peek peekUnit(const std::byte* row, int64_t unit) const;
   __device__ bool takePeek(const Peek& peek, uint32_t tag, Unit* data) const;
   __device__ static Unit loadUnit(const std::byte* row, int64_t unit, int64_t bytes);
+  __device__ static QuantizedUnit loadQuantized(const std::byte* row, int64_t unit, int64_t elements, bool powerOfTwo);
   __device__ static void storeUnit(std::byte* row, int64_t unit, int64_t bytes, const Unit& data);
 
   __device__ std::byte* blockScratch(int64_t bytes) { return bytes <= stagesBytes(grid_) ? shared_ : nullptr; }
@@ -195,6 +202,7 @@ class CudaExec {
 
 }  // namespace moe
 
+#include "device/exec_cuda_quantize.cuh"
 #include "device/exec_cuda_reduce.cuh"
 #include "device/exec_cuda_stream.cuh"
 #include "device/exec_cuda_tagged.cuh"

@@ -50,6 +50,17 @@ __device__ __forceinline__ void StagedRow::load(int64_t offset, const std::byte*
   }
 }
 
+__device__ __forceinline__ void StagedRow::quantize(const QuantizedPiece& piece) {
+  quantizeRow(piece, stage, lane);
+  ordinary = true;
+}
+
+__device__ __forceinline__ void StagedRow::storeColumn(std::byte* to, int64_t stride, int64_t offset, int64_t words) {
+  const auto* from = reinterpret_cast<const uint32_t*>(stage + offset);
+  for (int64_t w = lane; w < words; w += 32) *reinterpret_cast<uint32_t*>(to + w * stride) = from[w];
+  ordinary = true;
+}
+
 __device__ __forceinline__ void StagedRow::store(std::byte* to, int64_t offset, int64_t bytes) {
   if (!aligned(to, stage + offset, bytes, 16)) {
     copyBytes(to, stage + offset, bytes, lane);
@@ -158,10 +169,19 @@ __device__ __forceinline__ void CudaExec::finishStreamed(const Job& job, typenam
 #endif
 
 __device__ inline void DirectRow::store(std::byte* to, int64_t offset, int64_t bytes) const {
+  if (offset == 0 && quantized.from) quantizeRow(quantized, to, lane);
   for (int i = 0; i < count; ++i) {
     int64_t begin = larger(offset, pieces[i].offset);
     int64_t end = smaller(offset + bytes, pieces[i].offset + pieces[i].bytes);
     if (begin < end) copyBytes(to + (begin - offset), pieces[i].from + (begin - pieces[i].offset), end - begin, lane);
+  }
+}
+
+__device__ inline void DirectRow::storeColumn(std::byte* to, int64_t stride, int64_t offset, int64_t words) const {
+  for (int i = 0; i < count; ++i) {
+    if (offset < pieces[i].offset || offset >= pieces[i].offset + pieces[i].bytes) continue;
+    const auto* from = reinterpret_cast<const uint32_t*>(pieces[i].from + (offset - pieces[i].offset));
+    for (int64_t w = lane; w < words; w += 32) *reinterpret_cast<uint32_t*>(to + w * stride) = from[w];
   }
 }
 

@@ -131,6 +131,61 @@ bool HostExec::getUnit(const std::byte* row, int64_t unit, uint32_t tag, Awaited
   return true;
 }
 
+namespace {
+
+uint16_t wideElement(const std::byte* row, int64_t at) {
+  uint16_t bits;
+  std::memcpy(&bits, row + 2 * at, sizeof bits);
+  return bits;
+}
+
+// Of elements first .. first + kGroup - 1, as far as the row has them.
+GroupScale scaleAt(const std::byte* row, int64_t first, int64_t elements, bool powerOfTwo) {
+  uint32_t most = 0;
+  for (int64_t at = first; at < smaller(elements, first + kGroup); ++at) {
+    most = std::max(most, wideElement(row, at) & 0x7fffu);
+  }
+  return groupScale(most, powerOfTwo);
+}
+
+std::byte quantized(const std::byte* row, int64_t at, const GroupScale& scale) {
+  return static_cast<std::byte>(Float8e4m3::store(Bfloat16::load({wideElement(row, at)}) * scale.reciprocal));
+}
+
+}  // namespace
+
+QuantizedUnit HostExec::loadQuantized(const std::byte* row, int64_t unit, int64_t elements, bool powerOfTwo) {
+  QuantizedUnit result{};
+  for (int v = 0; v < Unit::kVectors; ++v) {
+    int64_t first = Unit::vectorAt(unit, v);
+    GroupScale scale = scaleAt(row, first / kGroup * kGroup, elements, powerOfTwo);
+    result.scales[v] = scale.scale;
+    std::byte vector[Unit::kVectorBytes]{};
+    int64_t end = smaller(elements, first + Unit::kVectorBytes);
+    for (int64_t at = first; at < end; ++at) vector[at - first] = quantized(row, at, scale);
+    std::memcpy(result.data.words + 4 * v, vector, sizeof vector);
+  }
+  return result;
+}
+
+void HostRow::writeQuantized(const QuantizedPiece& piece, std::byte* row) {
+  int64_t groups = ceilDiv(piece.elements, kGroup);
+  for (int64_t group = 0; group < groups; ++group) {
+    int64_t first = group * kGroup;
+    GroupScale scale = scaleAt(piece.from, first, piece.elements, piece.ue8m0);
+    for (int64_t at = first; at < smaller(piece.elements, first + kGroup); ++at) {
+      row[piece.tokens + at] = quantized(piece.from, at, scale);
+    }
+    std::byte* scales = row + piece.scales;
+    if (piece.ue8m0) {
+      scales[group] = static_cast<std::byte>(ue8m0Of(scale.scale));
+    } else {
+      std::memcpy(scales + kScaleWord * group, &scale.scale, sizeof scale.scale);
+    }
+  }
+  for (; piece.ue8m0 && groups % kScaleWord != 0; ++groups) row[piece.scales + groups] = std::byte{0};
+}
+
 bool HostExec::lastBlock(uint32_t* counter, int blocks) {
   HostGrid::Block& mine = *grid_.blockState[static_cast<size_t>(block_)];
   barrier(true);

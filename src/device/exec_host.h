@@ -13,6 +13,7 @@
 
 #include "device/failure.h"
 #include "device/numbers.h"
+#include "device/quantize.h"
 #include "device/row_jobs.h"
 #include "device/tagged.h"
 #include "layout.h"
@@ -166,6 +167,9 @@ class HostExec {
     }
   }
 
+  // The same of a row of `elements` elements of bf16, as e4m3. All lanes of the warp, whose units belong to one block.
+  static QuantizedUnit loadQuantized(const std::byte* row, int64_t unit, int64_t elements, bool powerOfTwo);
+
   // Fast memory of the block until the next streamRows or reduceRows, or null where there is none of that size. All
   // threads say when they are done with it, before a barrier.
   std::byte* blockScratch(int64_t) { return nullptr; }
@@ -224,7 +228,9 @@ class HostExec {
 class HostRow {
  public:
   void load(int64_t offset, const std::byte* from, int64_t bytes) { pieces_[count_++] = {offset, bytes, from}; }
+  void quantize(const QuantizedPiece& piece) { quantized_ = piece; }
   void store(std::byte* to, int64_t offset, int64_t bytes) const {
+    if (offset == 0 && quantized_.from) writeQuantized(quantized_, to);
     for (int i = 0; i < count_; ++i) {
       const Piece& piece = pieces_[i];
       int64_t begin = larger(offset, piece.offset);
@@ -233,14 +239,20 @@ class HostRow {
       std::memcpy(to + (begin - offset), piece.from + (begin - piece.offset), static_cast<size_t>(end - begin));
     }
   }
+  void storeColumn(std::byte* to, int64_t stride, int64_t offset, int64_t words) const {
+    for (int64_t w = 0; w < words; ++w) store(to + w * stride, offset + w * kScaleWord, kScaleWord);
+  }
 
  private:
   struct Piece {
     int64_t offset, bytes;
     const std::byte* from;
   };
+  static void writeQuantized(const QuantizedPiece& piece, std::byte* row);
+
   Piece pieces_[kMaxPayloads + 1]{};
   int count_ = 0;
+  QuantizedPiece quantized_{};
 };
 
 template <class Job, class Handle>

@@ -4,6 +4,7 @@
 
 #include "device/low_latency_window.h"
 #include "device/notes.h"
+#include "device/quantize.h"
 #include "device/small_outputs.h"
 
 namespace moe {
@@ -106,7 +107,8 @@ class SlotReceiver {
     // A look at this lane's first unit, while the entries are waited for.
     PayloadUnit first = firstPayloadUnit(x_, layout_, number);
     typename X::Peek peek;
-    if (first.payload >= 0) peek = x_.peekUnit(wordsOf(source, token, first.payload), first.unit);
+    bool peeks = first.payload >= 0 && !shape_.makesScales(first.payload);
+    if (peeks) peek = x_.peekUnit(wordsOf(source, token, first.payload), first.unit);
     if (!takeEntries(source, token)) return false;
     int32_t slot = rows()[shape_.topk];
     if (slot < 0) return true;
@@ -115,6 +117,7 @@ class SlotReceiver {
     if (!placeEntries(source, slot, notes)) return false;
     bool ok = forPayloadUnits(x_, layout_, number, [&](int payload, int64_t unit, bool mine) {
       bool peeked = payload == first.payload && unit == first.unit;
+      if (shape_.makesScales(payload)) return !mine || takeScales(source, token, unit);
       return !mine || takeUnit(source, token, payload, unit, peeked, peek);
     });
     x_.warpBarrier();
@@ -175,6 +178,18 @@ class SlotReceiver {
     MOE_ROLL for (int k = 0; k < shape_.topk; ++k) {
       int64_t row = rows()[k];
       if (row >= 0) x_.storeUnit(out.data + row * out.stride, unit, shape_.payloadBytes[payload], data);
+    }
+    return true;
+  }
+
+  // A word of scales.
+  MOE_PROTOCOL bool takeScales(int source, int64_t token, int64_t word) const {
+    uint32_t data[3];
+    const std::byte* from = wordsOf(source, token, Shape::kScales) + word * kTaggedWord;
+    if (!x_.getTagged(from, arrivals_.tag(), Awaited::kRows, source, data)) return false;
+    ScaleOutput scales(shape_, outputOf(Shape::kScales), a_.views || shape_.scaleOrder == moeScalesByRow);
+    MOE_ROLL for (int k = 0; k < shape_.topk; ++k) {
+      if (rows()[k] >= 0) scales.storeWord(rows()[k], word, data);
     }
     return true;
   }

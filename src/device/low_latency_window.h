@@ -98,18 +98,18 @@ MOE_PROTOCOL bool forUnits(const X& x, int64_t units, int64_t number, Use use) {
 }
 // The same for a record's payloads, one after the other: use(payload, unit, mine).
 template <class X, class Use>
-MOE_PROTOCOL bool forPayloadUnits(const X& x, const Layout& layout, int64_t number, Use use) {
-  int64_t first = 0, begin = number * X::kSlices, end = begin + X::kSlices;
+MOE_PROTOCOL bool forPayloadUnits(const X& x, const Layout& layout, int32_t number, Use use) {
+  int32_t first = 0, begin = number * X::kSlices, end = begin + X::kSlices;
   MOE_ROLL for (int payload = 0; payload < layout.shape.payloads; ++payload) {
-    MOE_ROLL for (int64_t slice = larger(begin, first); slice < smaller(end, first + layout.slot.slices[payload]);
-                  ++slice) {
-      int64_t from = (slice - first) * kUnitsPerBlock;
-      int64_t to = smaller(layout.slot.units[payload], from + kUnitsPerBlock);
+    MOE_ROLL for (int32_t slice = begin < first ? first : begin;
+                  slice < end && slice < first + layout.slot.slices[payload]; ++slice) {
+      int32_t from = (slice - first) * kUnitsPerBlock;
+      int32_t to = static_cast<int32_t>(smaller(layout.slot.units[payload], from + kUnitsPerBlock));
       MOE_ROLL for (; from < to; from += x.lanes()) {
         if (!x.warpAll(use(payload, from + x.lane(), from + x.lane() < to))) return false;
       }
     }
-    first += layout.slot.slices[payload];
+    first += static_cast<int32_t>(layout.slot.slices[payload]);
   }
   return true;
 }

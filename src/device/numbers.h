@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The element types that combine adds: to fp32 and back, rounding to nearest even.
+// Element types: those that combine adds, to fp32 and back, and e4m3, which dispatch makes. All round to nearest even.
 #pragma once
 
 #include <cstdint>
@@ -55,6 +55,25 @@ struct Float16 {
       result = (magnitude + 0xc8000fffu + ((magnitude >> 13) & 1u)) >> 13;
     }
     return {static_cast<uint16_t>(sign | result)};
+  }
+};
+
+struct Float8e4m3 {
+  // At most 448 in magnitude; infinity is none of its values.
+  MOE_HD static uint8_t store(float value) {
+    constexpr uint32_t kLargest = 0x7e, kNan = 0x7f;
+    auto word = __builtin_bit_cast(uint32_t, value);
+    uint32_t sign = word >> 24 & 0x80u;
+    uint32_t magnitude = word & 0x7fffffffu;
+    uint32_t result;
+    if (magnitude > 0x7f800000u) return kNan;
+    if (magnitude < 0x3c800000u) {  // below the smallest normal: let the addition of 2^14 round to its last bit
+      float shifted = __builtin_bit_cast(float, magnitude) + 0x1p14f;
+      result = __builtin_bit_cast(uint32_t, shifted) - 0x46800000u;
+    } else {
+      result = ((magnitude + 0x7ffffu + (magnitude >> 20 & 1u)) >> 20) - (120u << 3);
+    }
+    return static_cast<uint8_t>(sign | (result < kLargest ? result : kLargest));
   }
 };
 

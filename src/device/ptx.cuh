@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "device/numbers.h"
+
 namespace moe::ptx {
 
 // Bulk copies (TMA) exist from sm_90 on.
@@ -198,5 +200,16 @@ __device__ __forceinline__ void bulkWait() {
 #endif
 }
 #endif
+
+// Two floats as e4m3, the first in the lower byte.
+__device__ __forceinline__ uint32_t float8Pair(float low, float high) {
+#if __CUDA_ARCH__ >= 890
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+#else
+  return Float8e4m3::store(low) | uint32_t{Float8e4m3::store(high)} << 8;
+#endif
+}
 
 }  // namespace moe::ptx

@@ -19,11 +19,14 @@
 // A stream job carries rows: gather -> compose -> n destinations.
 //   bool kTells                    false: finishedRun does nothing
 //   bool carries(item)             false: nothing to do for this row
-//   void gather(item, row)         row.load(offset, from, bytes) for each piece of the row that exists already
+//   void gather(item, row)         row.load(offset, from, bytes) for each piece of the row that exists already, and
+//                                  row.quantize(QuantizedPiece) for tokens that become another type; they come first
 //   int64_t composedBytes()        bytes of the row that beginRun has composed, in the item; 0: none. They come last in
 //                                  the row, at composedOffset(), on 16-byte boundaries on both sides
 //   const byte* composed(item)     where they are
-//   void scatter(item, row)        row.store(to, offset, bytes) for each destination
+//   void scatter(item, row)        row.store(to, offset, bytes) for each destination: all of the row, or none of what
+//                                  was quantized; row.storeColumn(to, stride, offset, words) for words `stride` bytes
+//                                  apart
 //
 // A reduce job adds rows: items are ReduceItems.
 //   bool kOnlyAdds                 weighted() is never true, and finishedRun does nothing

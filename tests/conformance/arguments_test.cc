@@ -57,6 +57,11 @@ const BadConfig kBadConfigs[] = {
     {"DtypeUnknown", [](moeConfig_t& c) { c.dtype = moeNumDataTypes; }, moeInvalidArgument, "dtype"},
     {"DtypeNegative", [](moeConfig_t& c) { c.dtype = -1; }, moeInvalidArgument, "dtype"},
     {"CombineFp8", [](moeConfig_t& c) { c.combineDtype = moeFloat8e4m3; }, moeInvalidArgument, "combineDtype"},
+    {"QuantizeUnknown", [](moeConfig_t& c) { c.quantize = moeNumQuantizes; }, moeInvalidArgument, "quantize"},
+    {"QuantizeNegative", [](moeConfig_t& c) { c.quantize = -1; }, moeInvalidArgument, "quantize"},
+    {"QuantizeHalves", [](moeConfig_t& c) { c.quantize = moeQuantizeUe8m0, c.dtype = moeFloat16; }, moeInvalidArgument,
+     "fp16"},
+    {"ScaleOrderUnknown", [](moeConfig_t& c) { c.scaleOrder = moeNumScaleOrders; }, moeInvalidArgument, "scaleOrder"},
     {"CombineUnknown", [](moeConfig_t& c) { c.combineDtype = 77; }, moeInvalidArgument, "combineDtype"},
     {"LayoutUnknown", [](moeConfig_t& c) { c.layout = moeNumLayouts; }, moeInvalidArgument, "layout"},
     {"AlignNegative", [](moeConfig_t& c) { c.layout = moeLayoutExpert, c.expertAlign = -128; }, moeInvalidArgument,
@@ -88,6 +93,40 @@ TEST(Arguments, UnknownTailMustBeZero) {
   newer.tail[63] = 1;
   EXPECT_EQ(moePredictInfo(2, 0, &newer.config, &info), moeInvalidArgument) << "the caller is newer";
   EXPECT_TRUE(says("size")) << moeGetLastError();
+}
+
+// Callers that were built against the structs as they were at first.
+TEST(Arguments, OlderStructsAreTaken) {
+  moeConfig_t config = smallConfig();
+  config.size = offsetof(moeConfig_t, quantize);
+  config.quantize = 77;  // not theirs
+  moeInfo_t info = MOE_INFO_INIT;
+  info.size = offsetof(moeInfo_t, scaleBytes);
+  info.scaleBytes = -5;
+  EXPECT_EQ(moePredictInfo(2, 1, &config, &info), moeSuccess) << moeGetLastError();
+  EXPECT_EQ(info.rank, 1);
+  EXPECT_EQ(info.size, offsetof(moeInfo_t, scaleBytes));
+  EXPECT_EQ(info.scaleBytes, -5);
+}
+
+TEST(Arguments, InfoKnowsTheBytesOfScales) {
+  moeConfig_t config = smallConfig();
+  config.hidden = 700;  // six groups
+  config.maxTokensPerRank = 5;
+  config.layout = moeLayoutExpertPadded;
+  config.capacity = 7;
+  auto bytes = [&](int quantize, int order) {
+    config.quantize = quantize;
+    config.scaleOrder = order;
+    moeInfo_t info = MOE_INFO_INIT;
+    EXPECT_EQ(moePredictInfo(2, 0, &config, &info), moeSuccess) << moeGetLastError();
+    return info.scaleBytes / info.localExperts;
+  };
+  EXPECT_EQ(bytes(moeQuantizeNone, moeScalesByColumn), 0);
+  EXPECT_EQ(bytes(moeQuantizeFloat32, moeScalesByRow), 7 * 6 * 4);
+  EXPECT_EQ(bytes(moeQuantizeFloat32, moeScalesByColumn), 6 * 32);
+  EXPECT_EQ(bytes(moeQuantizeUe8m0, moeScalesByRow), 7 * 2 * 4);
+  EXPECT_EQ(bytes(moeQuantizeUe8m0, moeScalesByColumn), 2 * 32);
 }
 
 TEST(Arguments, InfoKeepsAnUnknownTail) {

@@ -11,6 +11,7 @@ const Cases& allCases() {
     addLayoutCases(*cases);
     addFlowCases(*cases);
     addFieldCases(*cases);
+    addQuantizeCases(*cases);
     return cases;
   }();
   return all;

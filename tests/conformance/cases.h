@@ -33,6 +33,7 @@ void addValueCases(Cases& cases);
 void addLayoutCases(Cases& cases);
 void addFlowCases(Cases& cases);
 void addFieldCases(Cases& cases);
+void addQuantizeCases(Cases& cases);
 
 const Cases& allCases();
 // Null if there is none.

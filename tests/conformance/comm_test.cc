@@ -70,6 +70,7 @@ TEST(ThreadRanksInit, EveryFieldThatMustAgreeIsCompared) {
       {"layout", [](moeConfig_t& c) { c.layout = moeLayoutExpert; }},
       {"numSideRows", [](moeConfig_t& c) { c.numSideRows = 1, c.sideRowBytes[0] = 4; }},
       {"buffers", [](moeConfig_t& c) { c.buffers = 3; }},
+      {"quantize", [](moeConfig_t& c) { c.quantize = moeQuantizeUe8m0; }},
   };
   for (const auto& [name, change] : changes) {
     std::vector<moeConfig_t> configs(2, simpleConfig());

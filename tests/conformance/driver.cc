@@ -105,21 +105,30 @@ void Driver::prepareInputs(Exchange& x, const Step& step) {
       x.args.weights = reinterpret_cast<const float*>(x.weights.data());
     }
   }
-  x.args.numInputs = shape_.payloads();
+  x.args.numInputs = shape_.inputs();
   x.args.inputs = x.inputRows.data();
-  for (int payload = 0; payload < shape_.payloads(); ++payload) {
-    int64_t rowBytes = shape_.payloadBytes(payload);
-    int64_t stride = rowBytes + call.inputGap * payloadUnit(payload);
-    Buffer buffer(*device_, size(sent.numTokens * stride), size(call.misalign * payloadUnit(payload)));
+  for (int input = 0; input < shape_.inputs(); ++input) {
+    int64_t rowBytes = shape_.inputBytes(input);
+    int64_t stride = rowBytes + call.inputGap * inputUnit(input);
+    Buffer buffer(*device_, size(sent.numTokens * stride), size(call.misalign * inputUnit(input)));
     Bytes image(size(sent.numTokens * stride), std::byte{kPoison});
     for (int64_t token = 0; token < sent.numTokens; ++token) {
-      std::memcpy(image.data() + token * stride, sent.rows[size(payload)].data() + token * rowBytes, size(rowBytes));
+      std::memcpy(image.data() + token * stride, sent.rows[size(input)].data() + token * rowBytes, size(rowBytes));
     }
     buffer.write(0, image.data(), image.size());
-    int32_t role = payload == 0 ? moeRoleTokens : payload == 1 ? moeRoleScales : moeRoleOpaque;
-    x.inputRows[size(payload)] = {buffer.data(), rowBytes, call.inputGap ? stride : 0, role, 0};
+    x.inputRows[size(input)] = {buffer.data(), rowBytes, call.inputGap ? stride : 0, roleOf(input), 0};
     x.inputs.push_back(std::move(buffer));
   }
+}
+
+int64_t Driver::columnRows(const Exchange& x) const {
+  bool padded = config_.layout == moeLayoutExpertPadded;
+  auto rows = static_cast<int64_t>(x.expected->delivery(rank_).slots.size());
+  return std::max<int64_t>(1, padded ? shape_.config.capacity : rows);
+}
+
+int64_t Driver::columnStride(const Exchange& x) const {
+  return (4 * columnRows(x) + 15) / 16 * 16 + 16 * options(x).outputGap;
 }
 
 bool Driver::prepareOutputs(Exchange& x, const Step& step) {
@@ -144,10 +153,14 @@ bool Driver::prepareOutputs(Exchange& x, const Step& step) {
   if (!call.views) {
     for (int payload = 0; payload < shape_.payloads(); ++payload) {
       int64_t rowBytes = shape_.payloadBytes(payload);
-      int64_t stride = rowBytes + call.outputGap * payloadUnit(payload);
-      x.outputs.emplace_back(*device_, size(rows * stride), size(call.misalign * payloadUnit(payload)));
-      int32_t role = payload == 0 ? moeRoleTokens : payload == 1 ? moeRoleScales : moeRoleOpaque;
-      x.outputRows[size(payload)] = {x.outputs.back().data(), rowBytes, call.outputGap ? stride : 0, role, 0};
+      int64_t stride = rowBytes + call.outputGap * outputUnit(payload), bytes = rows * stride;
+      if (byColumn(payload)) {
+        stride = columnStride(x);
+        bytes = rows / columnRows(x) * shape_.scaleWords() * stride;
+      }
+      x.outputs.emplace_back(*device_, size(bytes), size(call.misalign * outputUnit(payload)));
+      x.outputRows[size(payload)] = {x.outputs.back().data(), rowBytes, call.outputGap ? stride : 0, roleOf(payload),
+                                     0};
     }
     x.receive.rows = x.outputRows.data();
   }

@@ -90,14 +90,23 @@ class Driver {
     std::vector<Buffer> inputs, outputs;
     Buffer ids, weights;
     Buffer gotIds, gotWeights, sources, rowExperts, rankCounts, rankOffsets, expertCounts, expertOffsets, sizes;
-    std::array<moeRows_t, 1 + MOE_MAX_SIDE_ROWS> inputRows{}, outputRows{}, views{};
+    std::array<moeRows_t, 2 + MOE_MAX_SIDE_ROWS> inputRows{}, outputRows{}, views{};
     moeDispatchArgs_t args = MOE_DISPATCH_ARGS_INIT;
     moeReceive_t receive = MOE_RECEIVE_INIT;
     Buffer expertRows, combined;
     moeCombineArgs_t combine = MOE_COMBINE_ARGS_INIT;
   };
 
-  int payloadUnit(int payload) const { return payload == 0 ? static_cast<int>(elementBytes(config_.dtype)) : 1; }
+  int inputUnit(int input) const { return input == 0 ? static_cast<int>(elementBytes(config_.dtype)) : 1; }
+  int outputUnit(int payload) const {
+    if (!shape_.quantizes()) return inputUnit(payload);
+    return shape_.makesScales(payload) ? 4 : 1;
+  }
+  static int32_t roleOf(int entry) { return entry == 0 ? moeRoleTokens : entry == 1 ? moeRoleScales : moeRoleOpaque; }
+  // Scales by column: how far apart, and how many rows in one.
+  bool byColumn(int payload) const { return shape_.makesScales(payload) && config_.scaleOrder == moeScalesByColumn; }
+  int64_t columnRows(const Exchange& x) const;
+  int64_t columnStride(const Exchange& x) const;
   const RankCall& options(const Exchange& x) const { return x.expected->call().ranks[static_cast<size_t>(rank_)]; }
   void prepareInputs(Exchange& x, const Step& step);
   bool prepareOutputs(Exchange& x, const Step& step);
@@ -105,6 +114,7 @@ class Driver {
   void writeViews(Exchange& x, const reference::Bytes& rows);
   void checkReceived(Exchange& x, const Step& step);
   void checkRows(Exchange& x, const Step& step, int payload);
+  void checkColumns(Exchange& x, const Step& step, int payload);
   void checkIds(Exchange& x, const Step& step);
   void checkSlots(Exchange& x, const Step& step);
   void checkCounts(Exchange& x, const Step& step);

@@ -28,11 +28,41 @@ size_t firstDifference(const std::byte* a, const std::byte* b, size_t bytes) {
 
 }  // namespace
 
+void Driver::checkColumns(Exchange& x, const Step& step, int payload) {
+  const Delivery& want = x.expected->delivery(rank_);
+  const Buffer& buffer = x.outputs[size(payload)];
+  Bytes got = buffer.read();
+  if (!buffer.guardsIntact()) report_.add(where(step), "scales were written outside their buffer");
+  int64_t rows = columnRows(x), words = shape_.scaleWords(), stride = columnStride(x);
+  auto wordAt = [&](int64_t row, int64_t word) {
+    return got.data() + ((row / rows) * words + word) * stride + row % rows * 4;
+  };
+  for (size_t row = 0; row < want.slots.size(); ++row) {
+    const Slot& slot = want.slots[row];
+    if (slot.source < 0) continue;
+    const std::byte* right = reference::rowOf(shape_, x.expected->sents(), slot, payload);
+    for (int64_t word = 0; word < words; ++word) {
+      if (std::memcmp(wordAt(static_cast<int64_t>(row), word), right + word * 4, 4) == 0) continue;
+      report_.add(where(step), "scale word ", word, " of row ", row, " (token ", slot.token, " of rank ", slot.source,
+                  ") is wrong");
+      return;
+    }
+  }
+  for (int64_t column = 0; column * stride < static_cast<int64_t>(got.size()); ++column) {
+    for (int64_t at = rows * 4; at < stride; ++at) {
+      if (got[size(column * stride + at)] == std::byte{kPoison}) continue;
+      report_.add(where(step), "the space after column ", column, " of the scales was written");
+      return;
+    }
+  }
+}
+
 void Driver::checkRows(Exchange& x, const Step& step, int payload) {
+  if (byColumn(payload)) return checkColumns(x, step, payload);
   const RankCall& call = options(x);
   const Delivery& want = x.expected->delivery(rank_);
   auto rowBytes = size(shape_.payloadBytes(payload));
-  size_t stride = rowBytes + size(call.outputGap * payloadUnit(payload));
+  size_t stride = rowBytes + size(call.outputGap * outputUnit(payload));
   Bytes got;
   if (call.views) {
     const moeRows_t& view = x.views[size(payload)];

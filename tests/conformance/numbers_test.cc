@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include "quantized.h"
+
 namespace moetest {
 namespace {
 
@@ -34,6 +36,31 @@ TEST(Numbers, HalvesRoundToTheNearestAndTiesToEven) {
   EXPECT_EQ(toFloat16(-0.0f), 0x8000);
   EXPECT_EQ(toFloat16(0x1.ff8p-15f), 0x03ff);  // the largest subnormal
   EXPECT_EQ(toFloat16(0x1.ffep-15f), 0x0400);  // rounds up into the normals
+}
+
+TEST(Numbers, EveryFloat8SurvivesTheWayToFloatAndBack) {
+  for (int bits = 0; bits < 256; ++bits) {
+    auto code = static_cast<uint8_t>(bits);
+    EXPECT_EQ(toFloat8(fromFloat8(code)), (code & 0x7f) == 0x7f ? 0x7f : code);
+  }
+}
+
+TEST(Numbers, Float8RoundsToTheNearestAndTiesToEven) {
+  EXPECT_EQ(toFloat8(1.0f + 0x1p-4f), 0x38);  // a tie, down to even
+  EXPECT_EQ(toFloat8(1.0f + 0x3p-4f), 0x3a);  // a tie, up to even
+  EXPECT_EQ(toFloat8(1.0f + 0x1p-4f + 0x1p-20f), 0x39);
+  EXPECT_EQ(toFloat8(-0x1p-10f), 0x80);  // half of the smallest: to even
+  EXPECT_EQ(toFloat8(0x1.00001p-10f), 0x01);
+  EXPECT_EQ(toFloat8(1e30f), 0x7e);
+  EXPECT_EQ(toFloat8(-INFINITY), 0xfe);
+}
+
+TEST(Numbers, ScalesOfQuantizedGroups) {
+  EXPECT_EQ(quantizedScale(448.0f, moeQuantizeFloat32), 1.0f);
+  EXPECT_EQ(quantizedScale(448.0f, moeQuantizeUe8m0), 1.0f);
+  EXPECT_EQ(quantizedScale(450.0f, moeQuantizeUe8m0), 2.0f);
+  EXPECT_EQ(quantizedScale(3.0f, moeQuantizeUe8m0), 0x1p-7f);
+  EXPECT_EQ(quantizedScale(0.0f, moeQuantizeFloat32), 0x1p-126f);
 }
 
 TEST(Numbers, Float8HasItsKnownValues) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "conformance/scenario.h"
 
+#include <cmath>
 #include <utility>
 
 namespace moetest {
@@ -48,6 +49,24 @@ reference::Sent makeSent(const Plan& plan, const Shape& shape, int rank, int cal
   return sent;
 }
 
+// Of any bytes nearly every group would have a NaN or an infinity. Here groups differ in magnitude; some are zero, or
+// tiny, and a few stay as they are.
+void tameRows(const Shape& shape, Random& random, Bytes* rows) {
+  int64_t hidden = shape.config.hidden;
+  int64_t tokens = static_cast<int64_t>(rows->size()) / shape.tokenBytes();
+  for (int64_t token = 0; token < tokens; ++token) {
+    float magnitude = 0;
+    bool wild = false;
+    for (int64_t h = 0; h < hidden; ++h) {
+      if (h % MOE_QUANTIZE_GROUP == 0) {
+        wild = random.oneIn(32);
+        magnitude = random.oneIn(16) ? 0.0f : std::ldexp(1.0f, static_cast<int>(random.between(-134, 126)));
+      }
+      if (!wild) storeElement(moeBfloat16, rows->data(), token * hidden + h, (random.unit() * 2 - 1) * magnitude);
+    }
+  }
+}
+
 int64_t resolvedCapacity(const Shape& shape, int rank, const RankCall& options) {
   if (options.capacity > 0 && !options.exactSizes) return options.capacity;
   if (shape.config.layout == moeLayoutExpertPadded) return shape.config.capacity;
@@ -62,8 +81,8 @@ int64_t resolvedCapacity(const Shape& shape, int rank, const RankCall& options) 
 }  // namespace
 
 void fillRows(const Shape& shape, Random& random, reference::Sent* sent) {
-  for (int payload = 0; payload < shape.payloads(); ++payload) {
-    Bytes bytes(static_cast<size_t>(sent->numTokens * shape.payloadBytes(payload)));
+  for (int input = 0; input < shape.inputs(); ++input) {
+    Bytes bytes(static_cast<size_t>(sent->numTokens * shape.inputBytes(input)));
     size_t at = 0;
     for (; at + 8 <= bytes.size(); at += 8) {
       uint64_t word = random.next();
@@ -72,10 +91,14 @@ void fillRows(const Shape& shape, Random& random, reference::Sent* sent) {
     for (; at < bytes.size(); ++at) bytes[at] = static_cast<std::byte>(random.next());
     sent->rows.push_back(std::move(bytes));
   }
+  if (shape.quantizes()) tameRows(shape, random, &sent->rows[0]);
 }
 
 Expected::Expected(const Shape& shape, Call call, uint64_t seed) : shape_(shape), call_(std::move(call)), seed_(seed) {
-  for (const RankCall& rank : call_.ranks) sents_.push_back(rank.sent);
+  for (const RankCall& rank : call_.ranks) {
+    sents_.push_back(rank.sent);
+    reference::quantizeSent(shape_, &sents_.back());
+  }
   for (int rank = 0; rank < shape_.nranks; ++rank) {
     const RankCall& options = call_.ranks[at(rank)];
     int64_t capacity = resolvedCapacity(shape_, rank, options);

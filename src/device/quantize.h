@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tokens that are quantized on their way: what a scale is, and where scales lie. See moeQuantize_t.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/host_device.h"
+#include "device/args.h"
+#include "device/numbers.h"
+#include "device/tagged.h"
+#include "layout.h"
+
+namespace moe {
+
+struct GroupScale {
+  float scale, reciprocal;
+};
+
+// `most`: the largest magnitude of the group, as the bits of a bf16. Those of NaN and infinity are larger than all
+// others.
+MOE_HD inline GroupScale groupScale(uint32_t most, bool powerOfTwo) {
+  constexpr uint32_t kInfinity = 0x7f80;
+  constexpr float kLargest = 448.0f, kLeast = 0x1p-126f;
+  if (most >= kInfinity) {
+    float nan = __builtin_bit_cast(float, 0x7fc00000u);
+    return {nan, nan};
+  }
+  float scale = Bfloat16::load({static_cast<uint16_t>(most)}) / kLargest;
+  if (scale < kLeast) scale = kLeast;
+  // Any bit of the fraction carries into the exponent, and is cleared.
+  if (powerOfTwo) scale = __builtin_bit_cast(float, (__builtin_bit_cast(uint32_t, scale) + 0x7fffffu) & 0xff800000u);
+  return {scale, 1.0f / scale};
+}
+
+// A power of two, or NaN, as its exponent.
+MOE_HD inline uint32_t ue8m0Of(float scale) { return __builtin_bit_cast(uint32_t, scale) >> 23 & 0xffu; }
+
+// Vectors of a unit whose elements have a scale in common; so many units in a row of them, too.
+constexpr int64_t kGroupVectors = kGroup / Unit::kVectorBytes;
+
+// A unit of e4m3 and the scales of the groups that its vectors belong to.
+struct QuantizedUnit {
+  Unit data;
+  float scales[Unit::kVectors];
+};
+
+// A row of bf16 that becomes e4m3 and scales, at these offsets of the row that it is part of.
+struct QuantizedPiece {
+  const std::byte* from;
+  int64_t elements, tokens, scales;
+  bool ue8m0;
+};
+
+// The caller's array of scales, or that of views.
+class ScaleOutput {
+ public:
+  MOE_HD ScaleOutput(const Shape& shape, const RowsOut& out, bool byRow)
+      : shape_(shape),
+        out_(out),
+        byRow_(byRow),
+        perMatrix_(shape.layout == moeLayoutExpertPadded ? larger(1, shape.capacity) : INT64_MAX) {}
+
+  MOE_HD bool byRow() const { return byRow_; }
+  MOE_HD int64_t columnBytes() const { return out_.stride; }
+  MOE_HD std::byte* word(int64_t row, int64_t word) const {
+    if (byRow_) return out_.data + row * out_.stride + word * kScaleWord;
+    int64_t matrix = row / perMatrix_;
+    return out_.data + (matrix * shape_.scaleWords() + word) * out_.stride + (row - matrix * perMatrix_) * kScaleWord;
+  }
+
+  // One of the words in which the low-latency path carries scales: word kWordsPerBlock * b + j has those of the vectors
+  // of unit kUnitsPerBlock * b + kGroupVectors * j.
+  MOE_HD void storeWord(int64_t row, int64_t from, const uint32_t* data) const {
+    int64_t byte = from % kWordsPerBlock;
+    MOE_UNROLL for (int64_t v = 0; v < Unit::kVectors; ++v) {
+      int64_t group = (from / kWordsPerBlock * Unit::kVectors + v) * kWordsPerBlock + byte;
+      bool exists = group < shape_.groups();
+      if (shape_.quantize != moeQuantizeUe8m0) {
+        if (exists) *reinterpret_cast<uint32_t*>(word(row, group)) = data[v];
+      } else if (group / kScaleWord < shape_.scaleWords()) {
+        uint32_t exponent = exists ? ue8m0Of(__builtin_bit_cast(float, data[v])) : 0;
+        word(row, group / kScaleWord)[byte] = static_cast<std::byte>(exponent);
+      }
+    }
+  }
+  static constexpr int64_t kWordsPerBlock = kUnitsPerBlock / kGroupVectors;
+  static_assert(kWordsPerBlock == kScaleWord, "a word's exponents come from one vector of a block");
+
+ private:
+  const Shape& shape_;
+  RowsOut out_;
+  bool byRow_;
+  int64_t perMatrix_;  // rows
+};
+
+}  // namespace moe
