@@ -16,7 +16,7 @@ refuses() {
 run 0 --help
 for option in -b -e -f -n -w -c -p -t -g --hidden --experts --topk --dtype --layout --align --exact --budget --ids \
   --backend --transport --path --op --routing --sms --max-tokens --timeout-ms --stall --seed --json --corrupt \
-  --deterministic --nodes --quant --graph --halves --slots --baseline --init --window --block-m --tune --help \
+  --deterministic --nodes --quant --graph --flush --halves --slots --baseline --init --window --block-m --tune --help \
   --version; do
   says out "(^|[ ,])$option([ ,]|$)"
 done
@@ -58,6 +58,10 @@ refuses '--max-tokens 64: must not be smaller than -e 128' --max-tokens 64
 refuses '--graph: graphs need GPUs' --graph --backend host
 refuses '--graph and --exact exclude each other' --graph --exact
 refuses '--graph and --stall exclude each other' --graph --stall 0:1
+refuses '--flush: only a GPU' --flush --backend host
+refuses '--flush and --graph exclude each other' --flush --graph
+refuses '--flush and --exact exclude each other' --flush --exact
+refuses '--flush and --stall exclude each other' --flush --stall 0:1
 refuses '--corrupt needs the check' --corrupt -c 0
 refuses '--stall: there is no rank 2 among 2' --stall 2:5
 refuses '--stall 1: must be RANK:MS' --stall 1

@@ -54,6 +54,7 @@ class CudaGpu : public Gpu {
     // Loads the kernels: loading one behind a closed gate would wait for the gate.
     launchGate(static_cast<uint32_t*>(flag_.get()), 0, stream_.get());
     launchExpert({}, stream_.get());
+    launchMeeting({}, 0, stream_.get());
     launchCopy(nullptr, nullptr, 0, 1, stream_.get());
     checkLaunch("the first kernels");
     synchronize();
@@ -132,8 +133,18 @@ class CudaGpu : public Gpu {
   }
 
   void fill(void* device, unsigned char pattern, int64_t bytes) override {
-    check(cudaMemsetAsync(device, pattern, static_cast<size_t>(bytes), stream_.get()), "cudaMemsetAsync");
+    enqueueFill(device, pattern, bytes);
     synchronize();
+  }
+
+  void enqueueFill(void* device, unsigned char pattern, int64_t bytes) override {
+    check(cudaMemsetAsync(device, pattern, static_cast<size_t>(bytes), stream_.get()), "cudaMemsetAsync");
+  }
+
+  int64_t cacheBytes() const override {
+    int bytes = 0;
+    check(cudaDeviceGetAttribute(&bytes, cudaDevAttrL2CacheSize, device_), "cudaDeviceGetAttribute");
+    return bytes;
   }
 
   void runExpert(const ExpertRows& rows) override {
@@ -158,11 +169,7 @@ class CudaGpu : public Gpu {
     }
   }
 
-  // In a graph a mark is set at each replay.
-  void mark(size_t index) override {
-    unsigned flags = capturing_ ? cudaEventRecordExternal : cudaEventRecordDefault;
-    check(cudaEventRecordWithFlags(marks_.at(index).get(), stream_.get(), flags), "cudaEventRecordWithFlags");
-  }
+  void mark(size_t index) override { check(cudaEventRecord(marks_.at(index).get(), stream_.get()), "cudaEventRecord"); }
 
   double microsecondsBetween(size_t from, size_t to) override {
     float milliseconds = 0;
@@ -170,13 +177,16 @@ class CudaGpu : public Gpu {
     return static_cast<double>(milliseconds) * 1000;
   }
 
+  void meet(const Meeting& meeting, uint32_t turn) override {
+    launchMeeting(meeting, turn, stream_.get());
+    checkLaunch("a meeting");
+  }
+
   void capture(const std::function<void()>& calls) override {
     Graph graph;
     // The host's other ranks may make any call meanwhile.
     check(cudaStreamBeginCapture(stream_.get(), cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
-    capturing_ = true;
     calls();
-    capturing_ = false;
     check(cudaStreamEndCapture(stream_.get(), graph.place()), "cudaStreamEndCapture");
     graph_ = GraphExec();
     check(cudaGraphInstantiate(graph_.place(), graph.get(), 0), "cudaGraphInstantiate");
@@ -249,7 +259,6 @@ class CudaGpu : public Gpu {
   Stream stream_;
   std::vector<Event> marks_;
   GraphExec graph_;
-  bool capturing_ = false;
 };
 
 }  // namespace

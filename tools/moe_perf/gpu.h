@@ -33,6 +33,15 @@ struct ExpertRows {
   bool wideIds = false;
 };
 
+// Words in which ranks tell each other, GPU to GPU, that they have come. All in device memory.
+struct Meeting {
+  int32_t rank = 0;
+  int32_t ranks = 0;
+  uint32_t* const* peers = nullptr;  // [ranks] every rank's words, as this GPU reaches them; its own, too
+  const uint32_t* words = nullptr;   // [ranks] this rank's: the turn that each rank has come to
+  uint32_t* late = nullptr;          // this rank's: becomes 1 when somebody did not come, and nobody is waited for then
+};
+
 // How another process finds memory of this one.
 using GpuMemoryName = std::array<uint32_t, 16>;
 
@@ -61,6 +70,8 @@ class Gpu {
   virtual void copyRowsOut(void* host, int64_t hostStride, const void* device, int64_t deviceStride, int64_t rowBytes,
                            int64_t rows) = 0;
   virtual void fill(void* device, unsigned char pattern, int64_t bytes) = 0;
+  virtual void enqueueFill(void* device, unsigned char pattern, int64_t bytes) = 0;
+  virtual int64_t cacheBytes() const = 0;
   virtual void runExpert(const ExpertRows& rows) = 0;
 
   // What is enqueued behind a closed gate starts when it opens, without the host's launches in between. A gate opens by
@@ -71,6 +82,8 @@ class Gpu {
   virtual void reserveMarks(size_t count) = 0;
   virtual void mark(size_t index) = 0;
   virtual double microsecondsBetween(size_t from, size_t to) = 0;
+  // Enqueues a kernel that ends when all ranks have come to this turn, or when that took too long. Turns count up.
+  virtual void meet(const Meeting& meeting, uint32_t turn) = 0;
   // Makes a graph of what `calls` enqueues, and runs none of it. Not behind a closed gate.
   virtual void capture(const std::function<void()>& calls) = 0;
   // Enqueues the graph that was made last.

@@ -8,6 +8,8 @@ namespace {
 
 // Longer than any rank takes to enqueue what it has to, shorter than anybody's patience with a spinning GPU.
 constexpr uint64_t kGateNs = 30000000000u;
+// Longer than the hosts of all ranks take to open their gates.
+constexpr uint64_t kMeetingNs = 5000000000u;
 constexpr int kThreads = 256;
 constexpr int64_t kMaxBlocks = 8192;
 
@@ -20,6 +22,31 @@ __device__ uint64_t nowNs() {
 __global__ void gateKernel(const volatile uint32_t* opened, uint32_t turn) {
   uint64_t start = nowNs();
   while (static_cast<int32_t>(*opened - turn) < 0 && nowNs() - start < kGateNs) {
+  }
+}
+
+__device__ void storeRelease(uint32_t* word, uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" : : "l"(word), "r"(value) : "memory");
+}
+
+__device__ uint32_t loadAcquire(const uint32_t* word) {
+  uint32_t value;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+  return value;
+}
+
+// A thread for each rank: tells it that this rank has come, and waits for it. Once somebody was late, the meetings that
+// are enqueued already let pass at once, so that the time for all of them is bounded, too.
+__global__ void meetingKernel(Meeting m, uint32_t turn) {
+  auto other = static_cast<int32_t>(threadIdx.x);
+  if (other >= m.ranks) return;
+  storeRelease(m.peers[other] + m.rank, turn);
+  if (loadAcquire(m.late)) return;
+  uint64_t start = nowNs();
+  while (static_cast<int32_t>(loadAcquire(m.words + other) - turn) < 0) {
+    if (nowNs() - start < kMeetingNs) continue;
+    storeRelease(m.late, 1);
+    return;
   }
 }
 
@@ -73,6 +100,11 @@ void launchCopy(void* to, const void* from, int64_t bytes, int sms, cudaStream_t
 
 void launchGate(const uint32_t* opened, uint32_t turn, cudaStream_t stream) {
   gateKernel<<<1, 1, 0, stream>>>(opened, turn);
+}
+
+void launchMeeting(const Meeting& meeting, uint32_t turn, cudaStream_t stream) {
+  // One block: it holds as many threads as there can be ranks.
+  meetingKernel<<<1, static_cast<unsigned>(meeting.ranks > 0 ? meeting.ranks : 1), 0, stream>>>(meeting, turn);
 }
 
 void launchExpert(const ExpertRows& rows, cudaStream_t stream) {

@@ -12,6 +12,8 @@ namespace moe::perf {
 
 // Waits until *opened, in mapped host memory, has reached `turn`, but no longer than a fixed time.
 void launchGate(const uint32_t* opened, uint32_t turn, cudaStream_t stream);
+// See Gpu::meet. Without ranks it does nothing.
+void launchMeeting(const Meeting& meeting, uint32_t turn, cudaStream_t stream);
 // `bytes` is a multiple of 16.
 void launchCopy(void* to, const void* from, int64_t bytes, int sms, cudaStream_t stream);
 void launchExpert(const ExpertRows& rows, cudaStream_t stream);

@@ -35,6 +35,8 @@ int64_t Inputs::chooseSets(const RunContext& context, int ranks) const {
   // Ranks on the host share a cache; a GPU's has its own.
   if (context.gpu) {
     int64_t calls = int64_t{2} * context.options.iterations + context.options.warmups;
+    // Each replay of a graph has the same inputs. One set is for the call before it.
+    if (context.options.graph) calls = kReplayCalls + 1;
     return std::clamp<int64_t>(kColdBytes / setBytes + 1, 2, std::clamp<int64_t>(calls, 2, kMaxSets));
   }
   int64_t total = std::min(kColdBytes, availableMemory() / 8);

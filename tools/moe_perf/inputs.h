@@ -11,6 +11,8 @@
 
 namespace moe::perf {
 
+class ColdStart;
+
 // What stays the same from row to row.
 struct RunContext {
   const Options& options;
@@ -19,6 +21,7 @@ struct RunContext {
   Team& team;
   Gpu* gpu = nullptr;           // nullptr: ranks on the host
   bool corruptPending = false;  // --corrupt has not found its row yet; equal on all ranks
+  ColdStart* cold = nullptr;    // --flush
 };
 
 // Several sets, which calls take in turn, so that no call finds its tokens in a cache. All pointers are for the

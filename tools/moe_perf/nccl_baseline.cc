@@ -11,6 +11,7 @@
 #include <numeric>
 
 #include "baseline_kernels.h"
+#include "cold_start.h"
 #include "nccl.h"
 
 namespace moe::perf {
@@ -147,6 +148,7 @@ RowMeasures NcclRow::run() {
   int64_t call = 0;
   for (int i = 0; i < options_.warmups; ++i) iterate(call++, false, options_.check);
   for (int i = 0; i < options_.iterations; ++i) iterate(call++, true, options_.check && i + 1 == options_.iterations);
+  if (context_.cold) context_.cold->requireTogether();
   return std::move(measures_);
 }
 
@@ -159,6 +161,7 @@ void NcclRow::iterate(int64_t call, bool timed, bool check) {
     poison();
   }
   context_.team.startTogether();
+  if (context_.cold) context_.cold->enqueue();
   gpu_.mark(0);
   Clock::time_point start = Clock::now();
   dispatch(set);
@@ -186,6 +189,7 @@ void NcclRow::iterate(int64_t call, bool timed, bool check) {
 void NcclRow::timeCombine(bool gated, bool timed) {
   context_.team.barrier();
   if (gated) gpu_.closeGate();
+  if (context_.cold) context_.cold->enqueue();
   gpu_.mark(2);
   Clock::time_point start = Clock::now();
   combine();
@@ -199,6 +203,7 @@ void NcclRow::timeCombine(bool gated, bool timed) {
   if (!timed) return;
   int64_t bytes = shape_.hidden * static_cast<int64_t>(elementBytes(options_.combineDtype()));
   measures_.combineUs.push_back(gpu_.microsecondsBetween(2, 3));
+  ++measures_.combines;
   measures_.combineHostUs.push_back(hostUs);
   measures_.combineBytes += static_cast<uint64_t>(received_ * bytes);
   measures_.combineAway += static_cast<uint64_t>((received_ - receiveCounts_[shape_.rank]) * bytes);

@@ -188,7 +188,11 @@ void declareChoices(CLI::App& app, Options& o, Texts& t) {
   app.add_option("--routing", t.routing,
                  "uniform, zipf:A, node-limited:M, same, masked:P, last or file:PATH (uniform)");
   app.add_flag("--halves", o.halves, "each dispatch is a send half and a moeWait");
-  app.add_flag("--graph", o.graph, "GPUs: calls are captured and timed as replays of a CUDA graph");
+  app.add_flag("--graph", o.graph,
+               cat("GPUs: times are those of CUDA graphs of ", kReplayCalls,
+                   " operations, replayed until there were -n, but at least ", kLeastReplays, " times"));
+  app.add_flag("--flush", o.flush,
+               "GPUs: each timed call starts with an overwritten L2 cache, on all GPUs at the same time");
   app.add_option("--sms", o.sms, "most SMs that an operation may use; 0: the library chooses (0)");
   app.add_option("--max-tokens", o.maxTokens, "one communicator of this size for all rows, in place of one per row");
   app.add_option("--timeout-ms", o.timeoutMs, "longest wait for another rank (10000)");
@@ -235,6 +239,14 @@ void requireRange(const char* option, Value value, Value low, Value high) {
   if (value < low || value > high) usage(option, " ", value, ": must be from ", low, " to ", high);
 }
 
+void checkFlush(const Options& o) {
+  if (!o.flush) return;
+  if (o.backend == moeBackendHost) usage("--flush: only a GPU's cache is flushed; leave out --backend host");
+  if (o.graph) usage("--flush and --graph exclude each other: replays run from a warm cache");
+  if (o.exact) usage("--flush and --exact exclude each other: a host's wait would come between the start and the call");
+  if (o.stallRank >= 0) usage("--flush and --stall exclude each other: all ranks start at the same time");
+}
+
 void checkRanges(const Options& o) {
   requireRange<int64_t>("-b", o.first, 0, kMaxTokens);
   requireRange<int64_t>("-e", o.last, 0, kMaxTokens);
@@ -267,6 +279,7 @@ void checkRanges(const Options& o) {
   if (o.graph && o.backend == moeBackendHost) usage("--graph: graphs need GPUs; leave out --backend host");
   if (o.graph && o.exact) usage("--graph and --exact exclude each other: a host's wait cannot be captured");
   if (o.graph && o.stallRank >= 0) usage("--graph and --stall exclude each other: replays do not sleep");
+  checkFlush(o);
   requireRange("--timeout-ms", o.timeoutMs, 1, 3600000);
   if (o.corrupt && !o.check) usage("--corrupt needs the check: leave out -c 0");
 }

@@ -2,6 +2,7 @@
 // The command line of moe_perf.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -24,6 +25,10 @@ struct RoutingSpec {
   double parameter = 0;  // zipf: skew; node-limited: groups; masked: probability
   std::string path;      // file
 };
+
+// --graph: operations of one graph. A median and a p99 of fewer replays would say little.
+constexpr int kReplayCalls = 32;
+constexpr int kLeastReplays = 10;
 
 struct Options {
   int64_t first = 128;
@@ -59,6 +64,7 @@ struct Options {
   bool corrupt = false;
   bool halves = false;
   bool graph = false;
+  bool flush = false;
   BaselineKind baseline = BaselineKind::kNone;
   InitKind init = InitKind::kAuto;
   bool deterministic = false;
@@ -72,6 +78,10 @@ struct Options {
   int ranks() const { return processes * perProcess + threads; }
   // Rows stay in the window and are never copied out. Graphs cannot have that.
   bool views() const { return layout == moeLayoutRank && !exact && !budgetGiven && !graph; }
+  // Ways to time on GPUs that also have a figure for a dispatch and a combine together.
+  bool roundtripTimed() const { return (graph || flush) && op == Op::kRoundtrip; }
+  // As many as hold the iterations that were asked for.
+  int replays() const { return std::max(kLeastReplays, (iterations + kReplayCalls - 1) / kReplayCalls); }
   moeDataType_t combineDtype() const { return dtype == moeFloat8e4m3 ? moeBfloat16 : dtype; }
 };
 

@@ -45,6 +45,7 @@ Json optionsJson(const Options& o) {
   json["corrupt"] = o.corrupt;
   json["halves"] = o.halves;
   json["graph"] = o.graph;
+  json["flush"] = o.flush;
   json["baseline"] = nameOf(o.baseline);
   json["init"] = nameOf(o.init);
   json["deterministic"] = o.deterministic;
@@ -54,6 +55,13 @@ Json optionsJson(const Options& o) {
 const char* launchName(const Options& o) {
   if (o.processes > 0) return o.perProcess > 1 ? "threads of several processes" : "processes";
   return o.threads > 0 ? "threads of one process" : "a launcher's ranks";
+}
+
+// The columns that only some ways of timing have.
+std::string roundtripColumns(const Options& o, const std::string& p50, const std::string& p99) {
+  char text[64];
+  std::snprintf(text, sizeof text, " %11s %11s", p50.c_str(), p99.c_str());
+  return o.roundtripTimed() ? text : "";
 }
 
 }  // namespace
@@ -158,11 +166,13 @@ void Report::printColumns(const Json& header) {
                "# algbw: payload bytes of the rank that gets most / %s p50; wire: %s / %s p50\n"
                "# limit: %s; share: wire / limit\n",
                times.c_str(), subject, wire.c_str(), subject, limit.c_str());
-  std::fprintf(out_, "#%9s %9s %9s %11s %11s %11s %11s %9s %9s %9s %7s %8s %7s%s\n", "tokens", "rows", "rows",
-               "dispatch", "dispatch", "combine", "combine", "algbw", "wire", "limit", "share", "copies", "wrong",
-               baseline ? "    path" : "");
-  std::fprintf(out_, "#%9s %9s %9s %11s %11s %11s %11s %9s %9s %9s %7s %8s %7s\n", "per rank", "min", "max", "p50 us",
-               "p99 us", "p50 us", "p99 us", "GB/s", "GB/s", "GB/s", "%", "per tok", "rows");
+  std::fprintf(out_, "#%9s %9s %9s %11s %11s %11s %11s%s %9s %9s %9s %7s %8s %7s%s\n", "tokens", "rows", "rows",
+               "dispatch", "dispatch", "combine", "combine",
+               roundtripColumns(options_, "round trip", "round trip").c_str(), "algbw", "wire", "limit", "share",
+               "copies", "wrong", baseline ? "    path" : "");
+  std::fprintf(out_, "#%9s %9s %9s %11s %11s %11s %11s%s %9s %9s %9s %7s %8s %7s\n", "per rank", "min", "max", "p50 us",
+               "p99 us", "p50 us", "p99 us", roundtripColumns(options_, "p50 us", "p99 us").c_str(), "GB/s", "GB/s",
+               "GB/s", "%", "per tok", "rows");
   std::fflush(out_);
 }
 
@@ -186,12 +196,13 @@ void Report::printRow(const Json& row) {
   std::string wrong = options_.check ? std::to_string(row["wrong_rows"].get<int64_t>()) : "-";
   // Only beside a baseline does each row say whose it is.
   std::string path = options_.baseline == BaselineKind::kNone ? "" : cat("  ", row.value("path", "?"));
-  std::fprintf(out_, " %9lld %9lld %9lld %11s %11s %11s %11s %9s %9s %9s %7s %8s %7s%s\n",
+  std::string trip = roundtripColumns(options_, time("roundtrip", "p50_us"), time("roundtrip", "p99_us"));
+  std::fprintf(out_, " %9lld %9lld %9lld %11s %11s %11s %11s%s %9s %9s %9s %7s %8s %7s%s\n",
                static_cast<long long>(row["tokens"].get<int64_t>()),
                static_cast<long long>(row["rows_min"].get<int64_t>()),
                static_cast<long long>(row["rows_max"].get<int64_t>()), time("dispatch", "p50_us").c_str(),
                time("dispatch", "p99_us").c_str(), time("combine", "p50_us").c_str(), time("combine", "p99_us").c_str(),
-               number(rates, "algbw_gbs", 3).c_str(), number(rates, "wire_gbs", 3).c_str(),
+               trip.c_str(), number(rates, "algbw_gbs", 3).c_str(), number(rates, "wire_gbs", 3).c_str(),
                moved ? number(rates, "limit_gbs", 3).c_str() : "-", share.c_str(),
                number(row, "copies_per_token", 3).c_str(), wrong.c_str(), path.c_str());
   printHostTimes(row);

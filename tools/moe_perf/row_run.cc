@@ -208,6 +208,7 @@ void RowRun::iterate(int64_t set, bool timed, bool check) {
   moeStats_t after = stats();
   if (timed) {
     measures_.combineUs.push_back(microseconds(start, end));
+    ++measures_.combines;
     measures_.combineBytes += after.selfBytes + after.mappedBytes - between.selfBytes - between.mappedBytes;
   }
   if (check) checkCombine(set, routes, anyRankOverflowed(*received_.sizes));

@@ -20,11 +20,12 @@
 
 namespace moe::perf {
 
-// What this rank measured; vectors have one entry per timed iteration.
+// What this rank measured; vectors have one entry per timed iteration, or per replay of a graph.
 struct RowMeasures {
   std::vector<double> dispatchUs, combineUs, rows;
+  std::vector<double> roundtripUs;  // --graph and --flush: of a dispatch and a combine that follow each other
   std::vector<double> dispatchHostUs, combineHostUs;  // GPUs: inside the library's calls
-  int64_t calls = 0;                                  // that the following sums are about
+  int64_t calls = 0, combines = 0;                    // dispatches and combines that the following sums are about
   uint64_t dispatchBytes = 0, combineBytes = 0;       // written by the library
   uint64_t dispatchAway = 0, combineAway = 0;         // GPUs: of those, to other ranks
   uint64_t copies = 0, tokens = 0;
@@ -87,6 +88,14 @@ class RowRun {
   void takeSizes(const Batch& batch);
   void combineAndCheck(const Batch& batch, int64_t set, const std::vector<Routes>& routes);
   void takeStats(const moeStats_t& before);
+  // The other ways to time on a GPU: see row_run_modes.cc.
+  void runReplays();
+  void timeReplays(Op op, std::vector<double>* us);
+  void dispatchInto(int slot);
+  void runCold(int64_t firstCall);
+  void timeCold(int64_t firstCall, bool together);
+  void enqueueCold(const Batch& batch, bool together);
+  void takeColdTimes(const Batch& batch, bool together);
   bool gated() const { return !options_.exact && options_.stallRank < 0; }
   void begin();
   void complete();

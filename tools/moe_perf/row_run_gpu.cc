@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row on GPUs. Calls are enqueued behind a gate that all ranks open together, with marks between them, so that the
-// times are the GPUs' own and not those of launches.
+// A row on GPUs. Unless --graph or --flush ask for another way (row_run_modes.cc), calls are enqueued behind a gate
+// that all ranks open together, with marks between them, so that the times are the GPUs' own and not those of launches.
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -26,6 +26,11 @@ RowMeasures RowRun::runOnGpu() {
   context_.gpu->reserveMarks(kMarksPerCall * kBatchCalls);
   int64_t call = 0;
   for (int i = 0; i < options_.warmups; ++i) runBatch({call++, 0, 1, false, options_.check});
+  if (options_.graph || options_.flush) {
+    options_.graph ? runReplays() : runCold(call);
+    if (options_.check) runBatch({call, 0, 1, false, true});
+    return std::move(measures_);
+  }
   for (int left = options_.iterations; left > 0;) {
     Batch batch{call, 0, 1, true, false};
     if (gated()) {
@@ -90,17 +95,17 @@ void RowRun::enqueue(const Batch& batch, bool lastCombines) {
     size_t mark = kMarksPerCall * static_cast<size_t>(i);
     stall();
     receive_.sizes = sizes_.deviceAs<moeSizes_t>() + i;
-    gpu.mark(mark);
+    if (timed) gpu.mark(mark);
     Clock::time_point start = Clock::now();
     dispatch((batch.firstCall + i) % inputs_.sets());
     if (timed) measures_.dispatchHostUs.push_back(microsecondsSince(start));
-    gpu.mark(mark + 1);
+    if (timed) gpu.mark(mark + 1);
     if (options_.op == Op::kDispatch || (i + 1 == calls && !lastCombines)) continue;
     stall();
     start = Clock::now();
     combine();
     if (timed) measures_.combineHostUs.push_back(microsecondsSince(start));
-    gpu.mark(mark + 2);
+    if (timed) gpu.mark(mark + 2);
   }
 }
 
@@ -129,11 +134,11 @@ void RowRun::combineAndCheck(const Batch& batch, int64_t set, const std::vector<
   runExpert();
   auto enqueueCombine = [&] {
     stall();
-    context_.gpu->mark(0);
+    if (batch.timed) context_.gpu->mark(0);
     Clock::time_point start = Clock::now();
     combine();
     if (batch.timed) measures_.combineHostUs.push_back(microsecondsSince(start));
-    context_.gpu->mark(1);
+    if (batch.timed) context_.gpu->mark(1);
   };
   if (options_.graph) context_.gpu->capture(enqueueCombine);
   begin();
@@ -150,6 +155,7 @@ void RowRun::takeStats(const moeStats_t& before) {
   uint64_t bytes = after.selfBytes + after.mappedBytes - before.selfBytes - before.mappedBytes;
   uint64_t dispatched = copies * static_cast<uint64_t>(info_.recordBytes);
   measures_.calls += static_cast<int64_t>(after.dispatches - before.dispatches);
+  measures_.combines += static_cast<int64_t>(after.combines - before.combines);
   measures_.copies += copies;
   measures_.tokens += after.tokens - before.tokens;
   measures_.dispatchBytes += dispatched;

@@ -8,9 +8,11 @@
 #include <memory>
 #include <numeric>
 #include <optional>
+#include <tuple>
 #include <utility>
 
 #include "baseline.h"
+#include "cold_start.h"
 #include "gpu.h"
 #include "gpu_limit.h"
 #include "machine.h"
@@ -108,9 +110,12 @@ class Runner {
   Json modelOf() const;
   Json outputOf() const;
   std::string timesOf() const;
+  std::string modeTimesOf() const;
+  void prepareFlush();
   void runRow(int64_t tokens, int64_t maxTokens);
   void runBaseline(int64_t tokens);
   void noteWrongRows(const char* whose, int64_t tokens, const RowMeasures& mine);
+  Json gatherTimes(const std::vector<double>& mine);
   Json gatherRow(int64_t tokens, const RowMeasures& mine, int64_t recordBytes);
   void addRates(const RowMeasures& mine, Json* row);
   void gatherFaults(const RowMeasures& mine, Json* row);
@@ -124,6 +129,8 @@ class Runner {
   RunContext context_;
   GpuLimit gpuLimit_;
   std::optional<CopyLimit> copyLimit_;  // on the host
+  std::unique_ptr<ColdStart> cold_;     // --flush
+  double eventUs_ = 0;                  // --flush: an event's own part in a time
   std::unique_ptr<Baseline> baseline_;
   std::unique_ptr<Nccl> nccl_;  // of --init
   Comm comm_{nullptr};
@@ -146,6 +153,7 @@ void Runner::join(int64_t maxTokens) {
   }
   context_.gpu = onGpu ? gpu_.get() : nullptr;
   if (options_.graph && !onGpu) fail("--graph: ranks run on the host; graphs need GPUs");
+  if (options_.flush && !onGpu) fail("--flush: ranks run on the host; only a GPU's cache is flushed");
   if (!first) return;
   if (onGpu) {
     gpuLimit_ = measureGpuLimit(team_, *gpu_);
@@ -155,8 +163,15 @@ void Runner::join(int64_t maxTokens) {
   if (options_.stallRank >= info_.nranks)
     usage("--stall: there is no rank ", options_.stallRank, " among ", info_.nranks);
   routing_.setShape(info_.nranks, info_.nodes);
+  if (options_.flush) prepareFlush();
   if (options_.baseline == BaselineKind::kNccl) baseline_ = makeNcclBaseline(context_, info_);
   emitHeader();
+}
+
+void Runner::prepareFlush() {
+  cold_ = std::make_unique<ColdStart>(team_, *gpu_);
+  context_.cold = cold_.get();
+  eventUs_ = percentile(slowestOf(team_, cold_->emptyPairs()), 0.5);
 }
 
 // One NCCL communicator for all rows: that it serves several inits is part of what is shown.
@@ -188,6 +203,11 @@ void Runner::emitHeader() {
   }
   if (context_.gpu) header["machine"]["gpu"] = context_.gpu->describe();
   header["times"] = timesOf();
+  if (options_.graph) header["timing"] = "graph replays";
+  if (options_.flush) {
+    header["timing"] = "cold calls";
+    header["event_us"] = eventUs_;
+  }
   header["limit"] = context_.gpu ? gpuLimit_.text : kHostLimit;
   header["wire"] =
       gpuLimit_.between ? "bytes that the library writes to other ranks" : "bytes that the library writes per rank";
@@ -199,7 +219,8 @@ void Runner::emitHeader() {
   header["output"] = outputOf();
   header["model"] = modelOf();
   if (baseline_) header["baseline"] = baseline_->describe();
-  header["input_sets"] = "rotated, so that calls find their tokens out of the cache";
+  header["input_sets"] = options_.graph ? "rotated in each graph, whose replays may find few tokens in the cache"
+                                        : "rotated, so that calls find their tokens out of the cache";
   world_.emit(header);
 }
 
@@ -214,7 +235,23 @@ Json Runner::outputOf() const {
   return cat("copied out into outputs of ", options_.budget, padded ? " rows per expert" : " rows");
 }
 
+std::string Runner::modeTimesOf() const {
+  if (options_.graph) {
+    return cat(
+        "graph replays: us per operation of the slowest rank, ", options_.replays(), " replays of a graph of ",
+        kReplayCalls, " operations of a kind, after ", options_.warmups,
+        " warm-up calls; between CUDA events around each replay, which follows a gate that all GPUs pass together ",
+        "and an untimed call", options_.op == Op::kDispatch ? "" : "; combines alone read the rows of one dispatch",
+        baseline_ ? "; the baseline's are single calls" : "");
+  }
+  return cat("cold calls: us of the slowest rank, ", options_.iterations, " calls of a kind after ", options_.warmups,
+             " more; between CUDA events around each call, which starts on all GPUs at the same time, ",
+             cold_->flushBytes() >> 20, " MiB written over the L2 cache before it; two events without a call are ",
+             std::round(eventUs_ * 10) / 10, " us apart, which is part of every figure");
+}
+
 std::string Runner::timesOf() const {
+  if (options_.graph || options_.flush) return modeTimesOf();
   std::string calls =
       cat("us of the slowest rank, ", options_.iterations, " calls after ", options_.warmups, " more; ");
   if (!context_.gpu) return calls + "every call starts with all ranks at a barrier";
@@ -222,8 +259,7 @@ std::string Runner::timesOf() const {
     return calls + "between CUDA events around each call; every call starts with all ranks at a barrier";
   }
   return cat(calls, "between CUDA events around each call, up to ", kBatchCalls - 1,
-             options_.graph ? " captured in a graph that is replayed" : " enqueued back to back",
-             " behind a gate that all GPUs pass together");
+             " enqueued back to back behind a gate that all GPUs pass together");
 }
 
 // What the routing makes necessary, before anything is measured.
@@ -252,6 +288,10 @@ bool Runner::run() {
     if (team_.rank() == 0) world_.emit({{"kind", "progress"}, {"text", cat(tokens, " tokens per rank ...")}});
     runRow(tokens, maxTokens);
     if (baseline_) runBaseline(tokens);
+    team_.barrier();
+  }
+  if (cold_) {
+    cold_->leave();
     team_.barrier();
   }
   if (context_.corruptPending) {
@@ -301,7 +341,13 @@ void Runner::noteWrongRows(const char* whose, int64_t tokens, const RowMeasures&
                             " tokens per rank; the first: ", mine.verdict.first())}});
 }
 
-// The row as all ranks know it afterwards. Collective.
+// Collective, as is what follows.
+Json Runner::gatherTimes(const std::vector<double>& mine) {
+  std::vector<double> slowest = slowestOf(team_, mine);
+  return {{"p50_us", percentile(slowest, 0.5)}, {"p99_us", percentile(slowest, 0.99)}, {"us", slowest}};
+}
+
+// The row as all ranks know it afterwards.
 Json Runner::gatherRow(int64_t tokens, const RowMeasures& mine, int64_t recordBytes) {
   Json row;
   row["kind"] = "row";
@@ -318,16 +364,14 @@ Json Runner::gatherRow(int64_t tokens, const RowMeasures& mine, int64_t recordBy
   row["rows_min"] = static_cast<int64_t>(low);
   row["rows_max"] = static_cast<int64_t>(high);
   row["rows_busiest_mean"] = busiest;
-  for (auto [name, times] : {std::pair{"dispatch", &mine.dispatchUs}, std::pair{"combine", &mine.combineUs}}) {
+  for (auto [name, times, host] : {std::tuple{"dispatch", &mine.dispatchUs, &mine.dispatchHostUs},
+                                   std::tuple{"combine", &mine.combineUs, &mine.combineHostUs}}) {
     bool timed = options_.op == Op::kRoundtrip || name == std::string(nameOf(options_.op));
     if (!timed) continue;
-    std::vector<double> slowest = slowestOf(team_, *times);
-    row[name] = {{"p50_us", percentile(slowest, 0.5)}, {"p99_us", percentile(slowest, 0.99)}, {"us", slowest}};
-    if (context_.gpu && !options_.graph) {
-      const std::vector<double>& host = times == &mine.dispatchUs ? mine.dispatchHostUs : mine.combineHostUs;
-      row[name]["host_p50_us"] = slowestOf(team_, {percentile(host, 0.5)})[0];
-    }
+    row[name] = gatherTimes(*times);
+    if (!host->empty()) row[name]["host_p50_us"] = slowestOf(team_, {percentile(*host, 0.5)})[0];
   }
+  if (!mine.roundtripUs.empty()) row["roundtrip"] = gatherTimes(mine.roundtripUs);
   addRates(mine, &row);
   gatherFaults(mine, &row);
   row["input_sets"] = mine.inputSets;
@@ -342,14 +386,15 @@ void Runner::addRates(const RowMeasures& mine, Json* row) {
     for (const auto& rank : team_.gather({value})) total += rank[0];
     return total;
   };
-  double calls = static_cast<double>(mine.calls) * info_.nranks;
+  double calls[] = {static_cast<double>(mine.calls) * info_.nranks,
+                    static_cast<double>(std::max<int64_t>(1, mine.combines)) * info_.nranks};
   double copies = sum(static_cast<double>(mine.copies));
   double tokens = sum(static_cast<double>(mine.tokens));
   (*row)["copies_per_token"] = tokens > 0 ? copies / tokens : 0.0;
   // What stays on a GPU does not use what connects them.
   bool away = gpuLimit_.between;
-  double bytes[] = {sum(static_cast<double>(away ? mine.dispatchAway : mine.dispatchBytes)) / calls,
-                    sum(static_cast<double>(away ? mine.combineAway : mine.combineBytes)) / calls};
+  double bytes[] = {sum(static_cast<double>(away ? mine.dispatchAway : mine.dispatchBytes)) / calls[0],
+                    sum(static_cast<double>(away ? mine.combineAway : mine.combineBytes)) / calls[1]};
   double payload[] = {
       static_cast<double>(data_.rowBytes() + data_.scaleBytes()),
       static_cast<double>(options_.hidden) * static_cast<double>(elementBytes(options_.combineDtype()))};
