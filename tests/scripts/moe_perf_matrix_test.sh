@@ -24,6 +24,10 @@ for layout in rank expert expert-padded; do
   right -t 3 --layout "$layout" --dtype fp8 --path direct
   says out '^# path: direct, as asked'
 done
+for quant in fp8 fp8-ue8m0; do
+  for layout in rank expert expert-padded; do right -t 3 --layout "$layout" --quant "$quant" --hidden 700; done
+  right -t 3 --quant "$quant" --path direct --exact
+done
 right -t 8 --ids int32
 right -t 1
 right -t 8 --experts 5 --topk 2

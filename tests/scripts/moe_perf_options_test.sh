@@ -27,6 +27,9 @@ says out '^moe_perf [0-9]+\.[0-9]+\.[0-9]+, moecl [0-9]+\.[0-9]+\.[0-9]+$'
 refuses '--frobnicate: unknown option; known: .*--hidden' --frobnicate
 refuses 'stray: unknown option' stray
 refuses '--dtype fp4: unknown value; known: bf16, fp16, fp32, fp8' --dtype fp4
+refuses '--quant fp4: unknown value; known: none, fp8, fp8-ue8m0' --quant fp4
+refuses '--quant fp8: dispatch quantizes bf16' --quant fp8 --dtype fp16
+refuses '--quant and --baseline nccl exclude each other' --quant fp8_ue8m0 --baseline nccl
 refuses '--layout row: unknown value; known: rank, expert, expert-padded' --layout row
 refuses '--ids int8: unknown value; known: int32, int64' --ids int8
 refuses '--backend tpu: unknown value; known: auto, host, cuda' --backend tpu
@@ -38,7 +41,7 @@ refuses '--routing random: unknown value; known: uniform, zipf:A, node-limited:M
 refuses 'Could not convert: -b = many' -b many
 
 # What only other versions have.
-for line in '--quant fp8' '--quant fp8_ue8m0' '--slots rank' '--baseline mpi' '--nodes 2' \
+for line in '--slots rank' '--baseline mpi' '--nodes 2' \
   '--transport tcp' '--path hybrid' '--path pull' '--window 4096' '--block-m 64' '--tune file'; do
   read -ra words <<<"$line"
   refuses "${words[0]}.*: this version does not have it" "${words[@]}"

@@ -13,7 +13,7 @@ class ReceiveCheck {
                const ExpectedReceive& expected, const Received& got)
       : shape_(shape), data_(data), set_(set), routes_(routes), expected_(expected), got_(got) {
     row_.resize(static_cast<size_t>(data.rowBytes()));
-    scales_.resize(static_cast<size_t>(data.scaleCount()));
+    scales_.resize(static_cast<size_t>(data.scaleBytes()));
   }
 
   Verdict run() {
@@ -73,7 +73,7 @@ class ReceiveCheck {
     data_.fillRow(id, row_.data());
     std::string fault = bytesFault("payload", row_, got_.tokenRow(row.source, index, row.position));
     if (fault.empty() && data_.scaleCount() > 0) {
-      data_.fillScales(id, scales_.data());
+      data_.fillScaleRow(id, scales_.data());
       fault = bytesFault("scales", scales_, got_.scaleRow(row.source, index, row.position));
     }
     if (!fault.empty()) return fault;
@@ -164,7 +164,7 @@ class ReceiveCheck {
   const ExpectedReceive& expected_;
   const Received& got_;
   std::vector<std::byte> row_;
-  std::vector<float> scales_;
+  std::vector<std::byte> scales_;
   Verdict verdict_;
 };
 

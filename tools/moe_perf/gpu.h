@@ -22,8 +22,9 @@ struct ExpertRows {
   int32_t combineType = moeBfloat16;
   const std::byte* input = nullptr;
   int64_t inputStride = 0;
-  const std::byte* scales = nullptr;  // fp8
+  const std::byte* scales = nullptr;  // fp8: floats, or exponents of a byte each
   int64_t scaleStride = 0;
+  bool packedScales = false;
   std::byte* output = nullptr;
   int64_t outputStride = 0;
   // A row's factor is the sum in order of its weights whose ids are not negative; 1 without weights.

@@ -60,16 +60,21 @@ __device__ float factorOf(const ExpertRows& job, int64_t row) {
   return sum;
 }
 
+__device__ float scaleOf(const ExpertRows& job, const std::byte* scales, int64_t group) {
+  if (!job.packedScales) return reinterpret_cast<const float*>(scales)[group];
+  return __uint_as_float(static_cast<uint32_t>(scales[group]) << 23);
+}
+
 // The same arithmetic, operation by operation, as RowRun::multiplyRow does on the host. Input and output may be the
 // same rows.
 __global__ void expertKernel(ExpertRows job) {
   for (int64_t row = blockIdx.x; row < job.rows; row += gridDim.x) {
     float factor = factorOf(job, row);
     const std::byte* input = job.input + row * job.inputStride;
-    const auto* scales = reinterpret_cast<const float*>(job.scales + row * job.scaleStride);
+    const std::byte* scales = job.scales + row * job.scaleStride;
     for (int64_t i = threadIdx.x; i < job.elements; i += blockDim.x) {
       float value = decodeElement(job.type, input, i);
-      if (job.type == moeFloat8e4m3) value = __fmul_rn(value, scales[i / kScaleGroup]);
+      if (job.type == moeFloat8e4m3) value = __fmul_rn(value, scaleOf(job, scales, i / kScaleGroup));
       encodeElement(job.combineType, job.output + row * job.outputStride, i, __fmul_rn(value, factor));
     }
   }

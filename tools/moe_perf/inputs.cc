@@ -16,8 +16,8 @@ constexpr int64_t kMaxSets = 4096;
 
 Inputs::Inputs(const RunContext& context, int rank, int ranks, int64_t tokens)
     : tokens_(tokens),
-      rowBytes_(context.data.rowBytes()),
-      scaleBytes_(context.data.scaleBytes()),
+      rowBytes_(context.data.inputBytes()),
+      scaleBytes_(context.data.inputScaleBytes()),
       idBytes_(context.options.ids == moeInt32 ? 4 : 8),
       topk_(context.options.topk),
       sets_(chooseSets(context, ranks)) {
@@ -54,8 +54,8 @@ void Inputs::fill(const RunContext& context, int64_t set, int rank) {
   int64_t first = set * tokens_;
   for (int64_t token = 0; token < tokens_; ++token) {
     TokenId id{set, rank, token};
-    data.fillRow(id, rows_.host() + (first + token) * rowBytes_);
-    if (scaleBytes_ > 0) data.fillScales(id, scales_.hostAs<float>() + (first + token) * data.scaleCount());
+    data.fillInput(id, rows_.host() + (first + token) * rowBytes_);
+    if (scaleBytes_ > 0) data.fillScaleRow(id, scales_.host() + (first + token) * scaleBytes_);
   }
   Routes routes = context.routing.route(set, rank, tokens_);
   int64_t entry = first * topk_;

@@ -81,7 +81,7 @@ class NcclRow {
   void checkDispatch(int64_t set, const std::vector<Routes>& routes);
   void checkCombine(int64_t set, const std::vector<Routes>& routes);
   cudaStream_t stream() const { return static_cast<cudaStream_t>(gpu_.stream()); }
-  const Array& combineRows() const { return options_.dtype == moeFloat8e4m3 ? expertRows_ : rows_; }
+  const Array& combineRows() const { return context_.data.type() == moeFloat8e4m3 ? expertRows_ : rows_; }
 
   RunContext& context_;
   const Options& options_;
@@ -129,7 +129,7 @@ NcclRow::NcclRow(RunContext& context, const moeInfo_t& info, Nccl& nccl, int64_t
   ids_ = Array(rows * shape_.topk * (shape_.wideIds ? 8 : 4), &gpu_);
   weights_ = Array(rows * shape_.topk * 4, &gpu_);
   sources_ = Array(rows * 8, &gpu_);
-  if (options_.dtype == moeFloat8e4m3) expertRows_ = Array(rows * combineBytes, &gpu_);
+  if (context_.data.type() == moeFloat8e4m3) expertRows_ = Array(rows * combineBytes, &gpu_);
   partials_ = Array(most * combineBytes, &gpu_);
   combined_ = Array(tokens * combineBytes, &gpu_);
   plan_ = {planTokens_.deviceAs<int32_t>(), slots_.deviceAs<int32_t>(), counts_.deviceAs<int32_t>()};
@@ -278,7 +278,7 @@ void NcclRow::runExpert() const {
   ExpertRows job;
   job.rows = received_;
   job.elements = shape_.hidden;
-  job.type = options_.dtype;
+  job.type = context_.data.type();
   job.combineType = options_.combineDtype();
   job.input = rows_.device();
   job.inputStride = shape_.rowBytes;

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 namespace moe::perf {
 namespace {
@@ -128,7 +129,8 @@ void encodeRow(moeDataType_t type, const float* values, int64_t elements, void* 
   }
 }
 
-TokenData::TokenData(uint64_t seed, moeDataType_t type, int64_t hidden) : seed_(seed), type_(type), hidden_(hidden) {
+TokenData::TokenData(uint64_t seed, moeDataType_t type, moeQuantize_t quantize, int64_t hidden)
+    : seed_(seed), quantize_(quantize), type_(quantizes() ? moeFloat8e4m3 : type), hidden_(hidden) {
   for (uint32_t i = 0; i < 256; ++i) {
     float magnitude = static_cast<float>(1 + (i & 127)) / 64;
     float value = i & 128 ? -magnitude : magnitude;
@@ -154,7 +156,13 @@ void TokenData::fill(uint64_t key, const std::array<Code, 256>& codes, Code* row
 void TokenData::fillRow(const TokenId& id, void* row) const {
   uint64_t key = keyOf(seed_ ^ 0x746f6b656e, id);
   switch (elementBytes(type_)) {
-    case 1: fill(key, codes8_, static_cast<uint8_t*>(row)); return;
+    case 1: {
+      auto* codes = static_cast<uint8_t*>(row);
+      fill(key, codes8_, codes);
+      constexpr uint8_t kLargest = 0x7e;
+      for (int64_t i = 0; quantizes() && i < hidden_; i += kScaleGroup) codes[i] = kLargest;
+      return;
+    }
     case 2: fill(key, codes16_, static_cast<uint16_t*>(row)); return;
     default: fill(key, codes32_, static_cast<uint32_t*>(row));
   }
@@ -165,6 +173,36 @@ void TokenData::fillScales(const TokenId& id, float* scales) const {
   for (int64_t i = 0; i < scaleCount(); ++i) {
     scales[i] = std::ldexp(1.0f, static_cast<int>(mix(key + static_cast<uint64_t>(i)) % 8) - 5);
   }
+}
+
+void TokenData::fillScaleRow(const TokenId& id, std::byte* row) const {
+  std::vector<float> scales(static_cast<size_t>(scaleCount()));
+  fillScales(id, scales.data());
+  if (!packs()) {
+    std::memcpy(row, scales.data(), static_cast<size_t>(scaleBytes()));
+    return;
+  }
+  std::memset(row, 0, static_cast<size_t>(scaleBytes()));
+  for (size_t i = 0; i < scales.size(); ++i) row[i] = static_cast<std::byte>(std::bit_cast<uint32_t>(scales[i]) >> 23);
+}
+
+void TokenData::readScales(const std::byte* row, float* scales) const {
+  if (!packs()) {
+    std::memcpy(scales, row, static_cast<size_t>(scaleBytes()));
+    return;
+  }
+  for (int64_t i = 0; i < scaleCount(); ++i) scales[i] = std::bit_cast<float>(std::to_integer<uint32_t>(row[i]) << 23);
+}
+
+void TokenData::fillInput(const TokenId& id, void* row) const {
+  if (!quantizes()) return fillRow(id, row);
+  auto elements = static_cast<size_t>(hidden_);
+  std::vector<uint8_t> codes(elements);
+  std::vector<float> scales(static_cast<size_t>(scaleCount())), values(elements);
+  fillRow(id, codes.data());
+  fillScales(id, scales.data());
+  decodeRow(moeFloat8e4m3, codes.data(), scales.data(), hidden_, values.data());
+  encodeRow(moeBfloat16, values.data(), hidden_, row);
 }
 
 }  // namespace moe::perf

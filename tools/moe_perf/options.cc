@@ -25,6 +25,8 @@ struct Name {
 
 constexpr Name<moeDataType_t> kDataTypes[] = {
     {"bf16", moeBfloat16}, {"fp16", moeFloat16}, {"fp32", moeFloat32}, {"fp8", moeFloat8e4m3}};
+constexpr Name<moeQuantize_t> kQuantizes[] = {
+    {"none", moeQuantizeNone}, {"fp8", moeQuantizeFloat32}, {"fp8-ue8m0", moeQuantizeUe8m0}};
 constexpr Name<moeLayout_t> kLayouts[] = {
     {"rank", moeLayoutRank}, {"expert", moeLayoutExpert}, {"expert-padded", moeLayoutExpertPadded}};
 constexpr Name<moeIdType_t> kIdTypes[] = {{"int32", moeInt32}, {"int64", moeInt64}};
@@ -49,7 +51,6 @@ struct Later {
 
 const std::vector<Later>& laterOptions() {
   static const std::vector<Later>& table = *new std::vector<Later>{
-      {"--quant", {"none", "fp8", "fp8-ue8m0"}, {"none"}},
       {"--slots", {"auto", "expert", "rank"}, {"auto"}},
       {"--baseline", {"none", "nccl", "mpi"}, {"none", "nccl"}},
       {"--nodes", {}, {"0", "1"}},
@@ -147,8 +148,8 @@ void parseStall(const std::string& text, Options* options) {
 
 // The texts of options that are parsed further once CLI11 has split the command line.
 struct Texts {
-  std::string dtype = "bf16", layout = "rank", ids = "int64", backend = "auto", path = "auto", op = "roundtrip",
-              baseline = "none", init = "auto";
+  std::string dtype = "bf16", quantize = "none", layout = "rank", ids = "int64", backend = "auto", path = "auto",
+              op = "roundtrip", baseline = "none", init = "auto";
   std::string routing = "uniform", stall;
   int check = 1;
   int gpus = 1;
@@ -174,6 +175,8 @@ void declareSizes(CLI::App& app, Options& o, Texts& t) {
   app.add_option("--experts", o.experts, "experts of all ranks together (256)");
   app.add_option("--topk", o.topk, "experts per token (8)");
   app.add_option("--dtype", t.dtype, "bf16, fp16, fp32, or fp8 with an fp32 scale per 128 values (bf16)");
+  app.add_option("--quant", t.quantize,
+                 "none, or what dispatch makes of bf16: fp8 with fp32 scales, or fp8-ue8m0 with exponents (none)");
   app.add_option("--layout", t.layout, "rank, expert or expert-padded (rank)");
   app.add_option("--align", o.align, "--layout expert: each expert's first row is a multiple of this (1)");
   app.add_flag("--exact", o.exact, "wait on the host for the sizes, then receive into outputs of exactly that size");
@@ -267,6 +270,12 @@ void checkRanges(const Options& o) {
   if (o.maxTokens > 0 && o.last > o.maxTokens) {
     usage("--max-tokens ", o.maxTokens, ": must not be smaller than -e ", o.last);
   }
+  if (o.quantize != moeQuantizeNone && o.dtype != moeBfloat16) {
+    usage("--quant ", nameOf(o.quantize), ": dispatch quantizes bf16; leave out --dtype");
+  }
+  if (o.quantize != moeQuantizeNone && o.baseline == BaselineKind::kNccl) {
+    usage("--quant and --baseline nccl exclude each other: NCCL carries what it is given");
+  }
   if (o.baseline == BaselineKind::kNccl && o.layout != moeLayoutRank) {
     usage("--baseline nccl: has only --layout rank");
   }
@@ -345,6 +354,7 @@ Options parseOptions(const std::vector<std::string>& arguments) {
 
   refuseLater(t);
   o.dtype = parseName("--dtype", t.dtype, kDataTypes);
+  o.quantize = parseName("--quant", t.quantize, kQuantizes);
   o.layout = parseName("--layout", t.layout, kLayouts);
   o.ids = parseName("--ids", t.ids, kIdTypes);
   o.backend = parseName("--backend", t.backend, kBackends);
@@ -377,6 +387,7 @@ std::vector<int64_t> sizeSequence(const Options& options) {
 }
 
 const char* nameOf(moeDataType_t value) { return textOf(value, kDataTypes); }
+const char* nameOf(moeQuantize_t value) { return textOf(value, kQuantizes); }
 const char* nameOf(moeLayout_t value) { return textOf(value, kLayouts); }
 const char* nameOf(moeIdType_t value) { return textOf(value, kIdTypes); }
 const char* nameOf(moeBackend_t value) { return textOf(value, kBackends); }

@@ -44,6 +44,7 @@ struct Options {
   int64_t experts = 256;
   int topk = 8;
   moeDataType_t dtype = moeBfloat16;
+  moeQuantize_t quantize = moeQuantizeNone;
   moeLayout_t layout = moeLayoutRank;
   int64_t align = 1;
   bool exact = false;
@@ -93,6 +94,7 @@ std::vector<int64_t> sizeSequence(const Options& options);
 
 // The value's spelling on the command line.
 const char* nameOf(moeDataType_t value);
+const char* nameOf(moeQuantize_t value);
 const char* nameOf(moeLayout_t value);
 const char* nameOf(moeIdType_t value);
 const char* nameOf(moeBackend_t value);

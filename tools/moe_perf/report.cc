@@ -27,6 +27,7 @@ Json optionsJson(const Options& o) {
   json["topk"] = o.topk;
   json["dtype"] = nameOf(o.dtype);
   json["combine_dtype"] = nameOf(o.combineDtype());
+  json["quant"] = nameOf(o.quantize);
   json["layout"] = nameOf(o.layout);
   json["align"] = o.align;
   json["exact"] = o.exact;
@@ -136,8 +137,9 @@ void Report::printHeader(const Json& header) {
   std::fprintf(out_, "# path: %s, %s\n", header["path"].get<std::string>().c_str(),
                header["path_origin"].get<std::string>().c_str());
   std::fprintf(out_,
-               "# layer: hidden %lld, experts %lld, top-%d, %s dispatch, %s combine, layout %s, align %lld, ids %s\n",
+               "# layer: hidden %lld, experts %lld, top-%d, %s dispatch%s, %s combine, layout %s, align %lld, ids %s\n",
                static_cast<long long>(o.hidden), static_cast<long long>(o.experts), o.topk, nameOf(o.dtype),
+               o.quantize == moeQuantizeNone ? "" : cat(" quantized to ", nameOf(o.quantize)).c_str(),
                nameOf(o.combineDtype()), nameOf(o.layout), static_cast<long long>(o.align), nameOf(o.ids));
   std::fprintf(out_, "# output: %s; rows come in a fixed order\n", header["output"].get<std::string>().c_str());
   std::fprintf(out_, "# routing: %s, seed %llu\n", header["routing"].get<std::string>().c_str(),

@@ -81,7 +81,7 @@ void RowRun::makeOutputs() {
   expertCounts_ = Array(info_.localExperts * int64_t{4}, gpu);
   expertOffsets_ = Array((info_.localExperts + int64_t{1}) * 8, gpu);
   sizes_ = Array(kBatchCalls * static_cast<int64_t>(sizeof(moeSizes_t)), gpu);
-  if (options_.dtype == moeFloat8e4m3) expertRows_ = Array(rowCapacity_ * combineBytes, gpu);
+  if (data.type() == moeFloat8e4m3) expertRows_ = Array(rowCapacity_ * combineBytes, gpu);
   combined_ = Array(tokens_ * combineBytes, gpu);
 }
 
@@ -226,9 +226,9 @@ void RowRun::stall() const {
 
 void RowRun::dispatch(int64_t set) {
   const TokenData& data = context_.data;
-  int sides = data.scaleCount() > 0 ? 1 : 0;
-  moeRows_t inputs[2] = {{inputs_.rows(set), data.rowBytes(), 0, moeRoleTokens, 0}, {}};
-  if (sides) inputs[1] = {inputs_.scales(set), data.scaleBytes(), 0, moeRoleScales, 0};
+  int sides = data.inputScaleBytes() > 0 ? 1 : 0;
+  moeRows_t inputs[2] = {{inputs_.rows(set), data.inputBytes(), 0, moeRoleTokens, 0}, {}};
+  if (sides) inputs[1] = {inputs_.scales(set), data.inputScaleBytes(), 0, moeRoleScales, 0};
   moeDispatchArgs_t args = MOE_DISPATCH_ARGS_INIT;
   args.numTokens = tokens_;
   args.topk = options_.topk;
@@ -288,7 +288,7 @@ int64_t RowRun::countAt(size_t source) const {
 void RowRun::runExpert() {
   if (options_.layout == moeLayoutRank) {
     runRankExpert();
-  } else if (options_.dtype == moeFloat8e4m3) {
+  } else if (context_.data.type() == moeFloat8e4m3) {
     runExpertDequantise();
   }
 }
@@ -331,19 +331,22 @@ void RowRun::runExpertDequantise() {
 void RowRun::multiplyRow(int source, int64_t index, int64_t position, float factor) {
   std::byte* row = received_.tokenRow(source, index, position);
   std::byte* target = row;
-  const float* scales = nullptr;
-  if (options_.dtype == moeFloat8e4m3) {
+  moeDataType_t type = context_.data.type();
+  if (type == moeFloat8e4m3) {
     target = expertRows_.host() + position * options_.hidden * static_cast<int64_t>(elementBytes(moeBfloat16));
-    scales = reinterpret_cast<const float*>(received_.scaleRow(source, index, position));
+    scales_.resize(static_cast<size_t>(context_.data.scaleCount()));
+    context_.data.readScales(received_.scaleRow(source, index, position), scales_.data());
   }
-  decodeRow(options_.dtype, row, scales, options_.hidden, values_.data());
+  decodeRow(type, row, scales_.data(), options_.hidden, values_.data());
   for (float& value : values_) value *= factor;
   encodeRow(options_.combineDtype(), values_.data(), options_.hidden, target);
 }
 
 void RowRun::combine() {
   moeCombineArgs_t args = MOE_COMBINE_ARGS_INIT;
-  args.rows = options_.dtype == moeFloat8e4m3 ? expertRows_.device() : options_.views() ? nullptr : rows_.device();
+  args.rows = context_.data.type() == moeFloat8e4m3 ? expertRows_.device()
+              : options_.views()                    ? nullptr
+                                                    : rows_.device();
   args.output = combined_.device();
   args.flags = options_.layout == moeLayoutRank ? 0 : MOE_APPLY_WEIGHTS;
   require(moeCombine(comm_, &args, handle_, context_.gpu ? context_.gpu->stream() : nullptr), "moeCombine");

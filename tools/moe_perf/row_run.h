@@ -120,8 +120,8 @@ class RowRun {
   moeRows_t outputs_[2] = {};
   moeRows_t views_[2] = {};
   moeReceive_t receive_ = MOE_RECEIVE_INIT;
-  Received received_;  // on the host
-  std::vector<float> values_;
+  Received received_;                   // on the host
+  std::vector<float> values_, scales_;  // of one row
   RowMeasures measures_;
 };
 

@@ -192,13 +192,14 @@ void RowRun::runExpertOnGpu(int64_t position, int64_t count) {
   ExpertRows job;
   job.rows = count;
   job.elements = options_.hidden;
-  job.type = options_.dtype;
+  job.type = context_.data.type();
   job.combineType = options_.combineDtype();
   job.inputStride = strideOf(from[0]);
   job.input = static_cast<const std::byte*>(from[0].data) + position * job.inputStride;
   job.output = static_cast<std::byte*>(from[0].data) + position * job.inputStride;
   job.outputStride = job.inputStride;
-  if (options_.dtype == moeFloat8e4m3) {
+  if (job.type == moeFloat8e4m3) {
+    job.packedScales = context_.data.packs();
     job.scaleStride = strideOf(from[1]);
     job.scales = static_cast<const std::byte*>(from[1].data) + position * job.scaleStride;
     job.output = expertRows_.device() + position * combineBytes;

@@ -56,9 +56,10 @@ moeConfig_t configFor(const Options& options, int64_t maxTokens) {
   config.layout = options.layout;
   config.expertAlign = options.align;
   if (options.layout == moeLayoutExpertPadded) config.capacity = options.budget;
+  config.quantize = options.quantize;
   if (options.dtype == moeFloat8e4m3) {
     config.numSideRows = 1;
-    config.sideRowBytes[0] = TokenData(0, options.dtype, options.hidden).scaleBytes();
+    config.sideRowBytes[0] = TokenData(0, options.dtype, options.quantize, options.hidden).inputScaleBytes();
   }
   config.path = options.path;
   config.backend = options.backend;
@@ -97,7 +98,7 @@ class Runner {
         team_(world.team()),
         options_(options),
         routing_(routing),
-        data_(options.seed, options.dtype, options.hidden),
+        data_(options.seed, options.dtype, options.quantize, options.hidden),
         gpu_(chooseGpu(options, world.localRank())),
         context_{options, routing, data_, team_, gpu_.get(), options.corrupt} {}
 
@@ -226,7 +227,7 @@ void Runner::emitHeader() {
 
 Json Runner::outputOf() const {
   if (options_.views()) {
-    bool inPlace = options_.dtype != moeFloat8e4m3;
+    bool inPlace = data_.type() != moeFloat8e4m3;
     return cat("views of the window, no copy out; combine ", inPlace ? "in place" : "from a buffer");
   }
   if (options_.exact) return "copied out into outputs of the exact size, after a host wait for it";
