@@ -48,7 +48,10 @@ Shape makeShape(const moeConfig_t& config, int nranks, int rank) {
   shape.expertAlign = config.expertAlign;
   shape.capacity = config.capacity;
   auto experts = static_cast<int32_t>(config.numExperts);
-  shape.experts = {experts, experts / nranks, experts % nranks};
+  shape.experts = {experts, nranks};
+  shape.byRanks = Divisor(nranks);
+  shape.byTopk = Divisor(shape.topk);
+  shape.byBuffers = Divisor(shape.buffers);
   int64_t arriving = int64_t{nranks} * config.maxTokensPerRank;
   int64_t local = shape.localExperts();
   switch (config.layout) {
@@ -97,6 +100,10 @@ SlotLayout makeSlot(const Shape& shape) {
     slot.allSlices += slot.slices[payload];
   }
   slot.stride = at.end(kRecordAlign);
+  slot.bySlices = Divisor(slot.allSlices);
+  slot.bySlicesAndNotes = Divisor(slot.allSlices + 1);
+  // The largest share, so that all ranks are told in as many words.
+  slot.byCountWords = Divisor(1 + (shape.expertLayout() ? ceilDiv(shape.experts.count(0), 3) : 0));
   return slot;
 }
 
@@ -123,8 +130,7 @@ WindowLayout makeWindow(const Shape& shape, const RecordLayout& record, const Sl
     window.chunkSignals = at.take(ranks * window.chunkStride);
     if (shape.path == moePathLowLatency) {
       window.slots = at.take(ranks * shape.maxTokens * slot.stride);
-      int64_t words = 1 + (shape.expertLayout() ? ceilDiv(mostLocal, 3) : 0);
-      window.taggedCountStride = roundUp(words * kTaggedWord, kRecordAlign);
+      window.taggedCountStride = roundUp(slot.byCountWords.value() * kTaggedWord, kRecordAlign);
       window.taggedCounts = at.take(ranks * window.taggedCountStride);
     }
     window.dispatchBytes = at.end();
@@ -139,6 +145,7 @@ WindowLayout makeWindow(const Shape& shape, const RecordLayout& record, const Sl
     window.combineSignals = at.take(ranks * window.chunkStride);
     if (shape.path == moePathLowLatency) {
       window.taggedRowStride = taggedBytes(shape.combineRowBytes);
+      window.byRowSlices = Divisor(ceilDiv(rowUnits(shape.combineRowBytes), kUnitsPerBlock));
       window.taggedRows = at.take(shape.maxTokens * shape.distinct * window.taggedRowStride);
       window.taggedHeads = at.take(ranks * kSignalStride);
     }
@@ -251,6 +258,7 @@ Layout makeLayout(const moeConfig_t& config, int nranks, int rank, int blocks) {
   layout.shape = makeShape(config, nranks, rank);
   layout.record = makeRecord(layout.shape);
   layout.slot = makeSlot(layout.shape);
+  layout.slot.headBytes = headBytes(layout.record, layout.shape);
   layout.window = makeWindow(layout.shape, layout.record, layout.slot);
   layout.handle = makeHandle(layout.shape);
   layout.workspace = makeWorkspace(layout.shape, layout.record, blocks);

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/divisor.h"
 #include "base/host_device.h"
 #include "moe.h"
 
@@ -42,15 +43,23 @@ MOE_HD constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // Contiguous shares of the experts: the first `extra` ranks own one more than the others.
 struct ExpertMap {
-  int32_t experts;
-  int32_t share;  // of a rank without an extra one
-  int32_t extra;  // ranks that own share + 1
+  int32_t experts = 0;
+  int32_t share = 0;  // of a rank without an extra one
+  int32_t extra = 0;  // ranks that own share + 1
+  Divisor byShare, byLarger;
+
+  ExpertMap() = default;
+  MOE_HD ExpertMap(int32_t all, int32_t nranks)
+      : experts(all), share(all / nranks), extra(all % nranks), byShare(share > 0 ? share : 1), byLarger(share + 1) {}
 
   MOE_HD bool valid(int64_t expert) const { return expert >= 0 && expert < experts; }
   // The owner of a valid expert.
   MOE_HD int32_t owner(int32_t expert) const {
     int32_t inLarger = extra * (share + 1);
-    return expert < inLarger ? expert / (share + 1) : extra + (expert - inLarger) / share;
+    bool larger = expert < inLarger;
+    const Divisor& by = larger ? byLarger : byShare;
+    auto rank = static_cast<int32_t>(by.divide(static_cast<uint32_t>(larger ? expert : expert - inLarger)));
+    return larger ? rank : extra + rank;
   }
   MOE_HD int32_t first(int32_t rank) const { return rank * share + (rank < extra ? rank : extra); }
   MOE_HD int32_t count(int32_t rank) const { return share + (rank < extra ? 1 : 0); }
@@ -75,6 +84,7 @@ struct Shape {
   int64_t expertAlign, capacity;       // capacity: rows per expert in moeLayoutExpertPadded
   int64_t rowCapacity;                 // output rows in the worst case
   ExpertMap experts;
+  Divisor byRanks, byTopk, byBuffers;
 
   static constexpr int kScales = 1;
 
@@ -141,7 +151,10 @@ struct SlotLayout {
   int64_t units[kMaxPayloads];    // of each payload; of scales: tagged words
   int64_t slices[kMaxPayloads];   // blocks of units of each payload
   int64_t allSlices;
-  int64_t stride;  // bytes
+  Divisor bySlices, bySlicesAndNotes;  // allSlices, and one more
+  Divisor byCountWords;                // words in which a source tells a rank its counts
+  int64_t stride;                      // bytes
+  int64_t headBytes;                   // see headBytes()
 };
 
 // The counts of one source, in the receiver's window. The chunk ranges and the expert counts follow.
@@ -202,6 +215,7 @@ struct WindowLayout {
   // Low latency:
   int64_t taggedRows;       // [maxTokens][distinct] units of partial rows
   int64_t taggedRowStride;  // bytes of one partial row
+  Divisor byRowSlices;      // slices of one partial row
   int64_t taggedHeads;      // [nranks] words, kSignalStride apart: the low half of dispatchEpoch, and refusal
   int64_t combineBytes;
   // In the window:
@@ -220,8 +234,8 @@ struct Control {
   uint64_t readDispatch[8];   // per buffer: the last epoch that was read completely
   uint32_t finishedBlocks;
   uint32_t ticket;
-  uint32_t skippedShares;               // low latency: shares left to the last block
   uint32_t sentClaims, receivedClaims;  // runs of rows to send, and of rows that come, that warps have claimed
+  uint64_t started, startedBefore;      // low latency: see RollCall
   // Totals for moeGetStats.
   uint64_t tokens, selfRows, mappedRows, selfCombineRows, mappedCombineRows;
 };

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include "base/error.h"
+#include "base/settings.h"
 #include "device/cuda_backend.h"
 #include "device/kernels.h"
 #include "device/row_jobs.h"
@@ -145,7 +146,7 @@ class CudaBackend : public Backend {
     if (args.common.layout.shape.path == moePathLowLatency) return slotDispatch(Kernel::kSlotDispatch, args, stream);
     int64_t chunks = ceilDiv(std::max<int64_t>(args.numTokens, 1), kChunkTokens);
     bool copies = !args.views && args.phases & kPhaseReceive;
-    Spread spread = dispatchSpread(copies);
+    Spread spread = dispatchSpread(args.common.layout.shape, copies);
     if (args.phases == kPhaseSend) spread.receive = 0;
     if (args.phases == kPhaseReceive) spread.send = 0;
     spread.send = static_cast<int>(std::min<int64_t>(spread.send, chunks * kMostSenders));
@@ -280,7 +281,11 @@ class CudaBackend : public Backend {
   }
 
   // Measured on two H200s: docs/performance.md.
-  Spread dispatchSpread(bool places) const { return places ? spread(17, 110, 1, 3) : spread(17, 6, 13, 15); }
+  // Lanes quantize what the copy engine would carry, so that takes more SMs than the link needs.
+  Spread dispatchSpread(const Shape& shape, bool places) const {
+    if (shape.quantizes()) return places ? spread(50, 80, 2, 5) : spread(70, 12, 6, 7);
+    return places ? spread(17, 110, 1, 3) : spread(17, 6, 13, 15);
+  }
   // Where rows are added before they are sent, all of them are read first. Few tokens are a matter of latency, which
   // more SMs make shorter; many of the link, which few SMs fill.
   Spread combineSpread(const Shape& shape) const {
@@ -350,10 +355,28 @@ class CudaBackend : public Backend {
     grid.rank = rank_;
     void* arguments[] = {launch};
     auto shared = static_cast<size_t>(moe::sharedBytes(grid));
-    check(cudaLaunchKernel(kernelAddress(kernel), dim3(static_cast<unsigned>(blocks)),
-                           dim3(static_cast<unsigned>(32 * warpsOf(kernel))), arguments, shared, target),
-          "cudaLaunchKernel", device_);
+    grid.itemsAt = static_cast<int32_t>(stagesBytes(grid));
+    grid.tableAt = static_cast<int32_t>(shared) - grid.tableBytes;
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(blocks));
+    config.blockDim = dim3(static_cast<unsigned>(32 * warpsOf(kernel)));
+    config.dynamicSmemBytes = shared;
+    config.stream = target;
+    config.attrs = &early;
+    config.numAttrs = startsEarly(kernel, blocks) ? 1 : 0;
+    check(cudaLaunchKernelExC(&config, kernelAddress(kernel), arguments), "cudaLaunchKernelExC", device_);
     if (!captures) check(cudaEventRecord(last_, target), "cudaEventRecord", device_);
+  }
+
+  // Whether a kernel may be launched while one of ours before it still runs, in a graph or a stream: it waits where it
+  // begins, on SMs of its own. Measured, that is slower where it takes SMs that the other is just leaving. And where
+  // ranks share a GPU, one's kernel may need those SMs to end.
+  bool startsEarly(Kernel kernel, int blocks) const {
+    bool lowLatency = kernel == Kernel::kSlotDispatch || kernel == Kernel::kSlotCount || kernel == Kernel::kSlotCombine;
+    return lowLatency && staged_ && 2 * blocks <= sms_ && settings().allowSharedGpu == 0;
   }
 
   void requireOwnStream(cudaStream_t stream) const {

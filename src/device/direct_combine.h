@@ -205,7 +205,7 @@ MOE_PROTOCOL bool sendPartialRows(X& x, const CombineArgs& a, const Epoch& epoch
 template <class X>
 MOE_PROTOCOL bool signalPartialRows(X& x, const CombineArgs& a, const Epoch& epoch) {
   tellConsumed(x, a.common, consumedBefore(a), x.threads() - 1 - x.thread(), x.threads());
-  if (!x.barrier(peersConsumed(x, a.common, epoch, consumedCombine, consumedBefore(a)))) return false;
+  if (!x.barrier(peersConsumed(x, a.common, epoch, consumedCombine, consumedBefore(a), true))) return false;
   tellHeads(x, a, epoch);
   return !a.common.handle || signalWhenStored(x, a.common.layout.shape.rank, PartialChunks(a, epoch));
 }
@@ -219,7 +219,7 @@ MOE_PROTOCOL bool directCombine(X& x, const CombineArgs& a) {
   bool leftOut = a.common.handle && a.common.handleHead()->refusal != 0;
   bool ok = true;
   if (!leftOut && x.block() < a.common.sendBlocks) {
-    ok = x.barrier(peersConsumed(x, a.common, epoch, consumedCombine, consumedBefore(a)));
+    ok = x.barrier(peersConsumed(x, a.common, epoch, consumedCombine, consumedBefore(a), true));
     if (ok && a.common.handle) ok = sendPartialRows(x, a, epoch);
   }
   if (!x.barrier(ok)) return false;

@@ -101,7 +101,7 @@ class Router {
     MOE_ROLL for (int64_t block = x_.thread(); ok && block < block_; block += x_.threads()) {
       ok = x_.wait(work_.spanCounted(block), epoch_, Awaited::kHistogram, shape_.rank);
     }
-    ok = ok && peersConsumed(x_, a_.common, epoch_, consumedDispatch, consumedBefore(a_, epoch_));
+    ok = ok && peersConsumed(x_, a_.common, epoch_, consumedDispatch, consumedBefore(a_, epoch_), true);
     return x_.barrier(ok);
   }
 

@@ -32,10 +32,10 @@ MOE_PROTOCOL void tellConsumed(X& x, const CommonArgs& common, const Consumed& c
 
 // Waits until every peer has read what this rank sent `buffers` epochs ago. All warps of the block share the peers:
 // true of a thread says nothing of the others' peers. Another block tells `consumed` meanwhile; but it may need the SM
-// that this one waits on, so the first block tells it, too, before it waits.
+// that this one waits on, so the first block tells it, too, before it waits. `copies`: the copy engine writes next.
 template <class X>
 MOE_PROTOCOL bool peersConsumed(X& x, const CommonArgs& common, uint64_t epoch, ConsumedWord word,
-                                const Consumed& consumed) {
+                                const Consumed& consumed, bool copies) {
   const Shape& shape = common.layout.shape;
   auto buffers = static_cast<uint64_t>(shape.buffers);
 #ifdef MOE_MUTANT_UNREAD_OVERWRITE
@@ -44,7 +44,7 @@ MOE_PROTOCOL bool peersConsumed(X& x, const CommonArgs& common, uint64_t epoch, 
   bool ok = true;
   MOE_ROLL for (int peer = x.thread(); ok && epoch > buffers && peer < shape.nranks; peer += x.threads()) {
     const uint64_t* read = word(common.layout, common.window(), peer);
-    if (x.has(read, epoch - buffers)) continue;
+    if (copies ? x.has(read, epoch - buffers) : x.sees(read, epoch - buffers)) continue;
     if (x.block() == 0) tellConsumed(x, common, consumed, 0, 1);
     ok = x.wait(read, epoch - buffers, Awaited::kConsumed, peer);
   }
@@ -62,7 +62,6 @@ template <class X>
 MOE_PROTOCOL void resetCounters(X& x, Control* control) {
   x.reset(&control->finishedBlocks);
   x.reset(&control->ticket);
-  x.reset(&control->skippedShares);
   x.reset(&control->sentClaims);
   x.reset(&control->receivedClaims);
 }
@@ -71,10 +70,10 @@ MOE_PROTOCOL void resetCounters(X& x, Control* control) {
 // back. One thread.
 MOE_PROTOCOL void finishReading(const CommonArgs& common, uint64_t epoch) {
   Control* control = common.control();
-  auto buffers = static_cast<uint64_t>(common.layout.shape.buffers);
-  control->readDispatch[epoch % buffers] = epoch;
+  const Divisor& byBuffers = common.layout.shape.byBuffers;
+  control->readDispatch[byBuffers.wideRemainder(epoch)] = epoch;
   uint64_t released = control->releasedDispatch;
-  while (control->readDispatch[(released + 1) % buffers] == released + 1) ++released;
+  while (control->readDispatch[byBuffers.wideRemainder(released + 1)] == released + 1) ++released;
   control->releasedDispatch = released;
 }
 

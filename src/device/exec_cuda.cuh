@@ -53,9 +53,12 @@ class CudaExec {
 
   // All threads of the block. `shared`: sharedBytes(grid).
   __device__ CudaExec(const CudaGrid& grid, Control* control, std::byte* shared);
+  // The same for operations that stream no rows, and whose blocks have no order: at once. usable() then must be asked
+  // by all threads, which may be told different things.
+  __device__ CudaExec(const CudaGrid& grid, std::byte* shared);
 
   // False after a failure of this rank: what earlier operations have left is not to be relied on.
-  __device__ bool usable() const { return block_ >= 0; }
+  __device__ bool usable() const { return !failed_ && block_ >= 0; }
   __device__ int block() const { return block_; }
   __device__ int warp() const { return static_cast<int>(threadIdx.x) / 32; }
   __device__ int warps() const { return static_cast<int>(blockDim.x) / 32; }
@@ -68,6 +71,7 @@ class CudaExec {
   __device__ int threads() const { return static_cast<int>(blockDim.x); }
 
   __device__ bool has(const uint64_t* word, uint64_t value) const;
+  __device__ bool sees(const uint64_t* word, uint64_t value) const { return ptx::loadAcquireSys(word) >= value; }
   __device__ bool wait(const uint64_t* word, uint64_t expected, Awaited awaited, int peer);
   __device__ bool waitAny(const uint64_t* word, uint64_t expected, Awaited awaited, int peer, bool* came);
   __device__ void signal(uint64_t* word, uint64_t value) { ptx::storeReleaseSys(word, value); }
@@ -85,6 +89,7 @@ class CudaExec {
   __device__ void addShared(int32_t* word, int32_t amount) { atomicAdd(word, amount); }
   __device__ void addBlock(int32_t* word, int32_t amount) { atomicAdd(word, amount); }
 
+  __device__ void prefetch(const void* line) const { ptx::prefetch(line); }
   __device__ void putTagged(std::byte* word, uint32_t tag, uint32_t a, uint32_t b, uint32_t c) {
     ptx::storeTagged(word, {{a, b, c}, tag});
   }
@@ -101,11 +106,15 @@ class CudaExec {
   __device__ static QuantizedUnit loadQuantized(const std::byte* row, int64_t unit, int64_t elements, bool powerOfTwo);
   __device__ static void storeUnit(std::byte* row, int64_t unit, int64_t bytes, const Unit& data);
 
-  __device__ std::byte* blockScratch(int64_t bytes) { return bytes <= stagesBytes(grid_) ? shared_ : nullptr; }
+  template <class RowOf>
+  __device__ static void storeUnits(int count, RowOf rowOf, int64_t unit, int64_t bytes, const Unit& data);
+
+  __device__ std::byte* blockScratch(int64_t bytes) { return bytes <= grid_.itemsAt ? shared_ : nullptr; }
+  __device__ std::byte* operationScratch() { return grid_.itemsAt > 0 ? shared_ : nullptr; }
   // What lanes did to the stages comes before what the copy engine will do to them.
   __device__ void doneWithScratch() { ptx::fenceProxyShared(); }
   __device__ std::byte* blockTable(int64_t bytes) {
-    return bytes <= grid_.tableBytes ? shared_ + sharedBytes(grid_) - grid_.tableBytes : nullptr;
+    return bytes <= grid_.tableBytes ? shared_ + grid_.tableAt : nullptr;
   }
   __device__ void warpBarrier() { __syncwarp(); }
   __device__ bool warpAll(bool ok) const { return __all_sync(~0u, ok); }
@@ -113,7 +122,16 @@ class CudaExec {
   __device__ bool started(const uint32_t* ticket, int block) const {
     return ptx::loadRelaxedGpu(ticket) > static_cast<uint32_t>(block);
   }
-  __device__ bool allStart(const uint32_t* ticket, int blocks) const;
+  template <class Done>
+  __device__ bool waitBriefly(Done done) const;
+  __device__ uint64_t addTo(uint64_t* word, uint64_t amount) { return ptx::addAcqRelGpu(word, amount) + amount; }
+  __device__ bool exchange(uint64_t* word, uint64_t* seen, uint64_t value) {
+    uint64_t before = *seen;
+    *seen = ptx::exchangeAcqRelGpu(word, before, value);
+    return *seen == before;
+  }
+  __device__ uint64_t peek(const uint64_t* word) const { return ptx::loadRelaxedGpu(word); }
+  __device__ uint64_t look(const uint64_t* word) const { return ptx::loadAcquireGpu(word); }
   __device__ bool lastBlock(uint32_t* counter, int blocks);
 
   struct Match {
@@ -194,9 +212,10 @@ class CudaExec {
 
   const CudaGrid& grid_;
   int block_;
+  uint32_t failed_ = 0;
   std::byte* shared_;
-  std::byte* items_;
-  uint64_t* barriers_;
+  std::byte* items_ = nullptr;
+  uint64_t* barriers_ = nullptr;
   uint32_t phases_ = 0;  // of the barriers, a bit a stage
 };
 

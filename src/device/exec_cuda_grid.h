@@ -30,6 +30,8 @@ struct CudaGrid {
   Staging stream, reduce;
   int32_t itemBytes;   // a multiple of 16
   int32_t tableBytes;  // a multiple of 128
+  // Where items and table begin: worked out once, before the launch.
+  int32_t itemsAt, tableAt;
 };
 
 constexpr int kItemRuns = 2;  // runs whose items a warp keeps

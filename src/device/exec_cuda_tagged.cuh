@@ -94,49 +94,82 @@ __device__ __forceinline__ void CudaExec::putUnit(std::byte* row, int64_t unit, 
   }
 }
 
+// A vector of a unit that is read or written as one.
+__device__ __forceinline__ void takeVector(Unit* unit, int vector, int4 words) {
+  unit->words[4 * vector] = static_cast<uint32_t>(words.x);
+  unit->words[4 * vector + 1] = static_cast<uint32_t>(words.y);
+  unit->words[4 * vector + 2] = static_cast<uint32_t>(words.z);
+  unit->words[4 * vector + 3] = static_cast<uint32_t>(words.w);
+}
+__device__ __forceinline__ int4 vectorOf(const Unit& unit, int vector) {
+  const uint32_t* words = unit.words + 4 * vector;
+  return {static_cast<int>(words[0]), static_cast<int>(words[1]), static_cast<int>(words[2]),
+          static_cast<int>(words[3])};
+}
+
 __device__ __forceinline__ Unit CudaExec::loadUnit(const std::byte* row, int64_t unit, int64_t bytes) {
   Unit data{};
-  bool wide = aligned(row, row, bytes, 16);
+  int64_t first = Unit::vectorAt(unit, 0);
+  if (aligned(row, row, bytes, 16)) {
+#pragma unroll
+    for (int v = 0; v < Unit::kVectors; ++v) {
+      int64_t at = first + v * kUnitsPerBlock * Unit::kVectorBytes;
+      if (at < bytes) takeVector(&data, v, ptx::loadOnce(row + at));
+    }
+    return data;
+  }
 #pragma unroll
   for (int v = 0; v < Unit::kVectors; ++v) {
-    const std::byte* from = row + Unit::vectorAt(unit, v);
     auto size = static_cast<int>(Unit::vectorBytes(unit, v, bytes));
-    if (size == 0) continue;
-    if (wide) {
-      int4 words = ptx::loadOnce(from);
-      data.words[4 * v] = static_cast<uint32_t>(words.x);
-      data.words[4 * v + 1] = static_cast<uint32_t>(words.y);
-      data.words[4 * v + 2] = static_cast<uint32_t>(words.z);
-      data.words[4 * v + 3] = static_cast<uint32_t>(words.w);
-    } else {
 #pragma unroll
-      for (int b = 0; b < Unit::kVectorBytes; ++b) {
-        if (b < size)
-          data.words[4 * v + b / 4] |= static_cast<uint32_t>(static_cast<uint8_t>(from[b])) << (8 * (b % 4));
-      }
+    for (int b = 0; b < Unit::kVectorBytes; ++b) {
+      if (b >= size) continue;
+      auto byte = static_cast<uint32_t>(static_cast<uint8_t>(row[Unit::vectorAt(unit, v) + b]));
+      data.words[4 * v + b / 4] |= byte << (8 * (b % 4));
     }
   }
   return data;
 }
 
-__device__ __forceinline__ void CudaExec::storeUnit(std::byte* row, int64_t unit, int64_t bytes, const Unit& data) {
-  bool wide = aligned(row, row, bytes, 16);
+// Byte by byte, for rows that do not align.
+__device__ __forceinline__ void storeUnitBytes(std::byte* row, int64_t unit, int64_t bytes, const Unit& data) {
 #pragma unroll
   for (int v = 0; v < Unit::kVectors; ++v) {
-    std::byte* to = row + Unit::vectorAt(unit, v);
     auto size = static_cast<int>(Unit::vectorBytes(unit, v, bytes));
-    if (size == 0) continue;
-    const uint32_t* words = data.words + 4 * v;
-    if (wide) {
-      ptx::storeGlobal(to, int4{static_cast<int>(words[0]), static_cast<int>(words[1]), static_cast<int>(words[2]),
-                                static_cast<int>(words[3])});
-    } else {
 #pragma unroll
-      for (int b = 0; b < Unit::kVectorBytes; ++b) {
-        if (b < size) to[b] = static_cast<std::byte>(words[b / 4] >> (8 * (b % 4)));
-      }
+    for (int b = 0; b < Unit::kVectorBytes; ++b) {
+      if (b >= size) continue;
+      row[Unit::vectorAt(unit, v) + b] = static_cast<std::byte>(data.words[4 * v + b / 4] >> (8 * (b % 4)));
     }
   }
+}
+
+template <class RowOf>
+__device__ __forceinline__ void CudaExec::storeUnits(int count, RowOf rowOf, int64_t unit, int64_t bytes,
+                                                     const Unit& data) {
+  constexpr int64_t kStep = kUnitsPerBlock * Unit::kVectorBytes;
+  int64_t first = Unit::vectorAt(unit, 0);
+  bool whole = bytes % 16 == 0, exists[Unit::kVectors];
+#pragma unroll
+  for (int v = 0; v < Unit::kVectors; ++v) exists[v] = first + v * kStep < bytes;
+#pragma unroll 1
+  for (int k = 0; k < count; ++k) {
+    std::byte* row = rowOf(k);
+    if (!row) continue;
+    if (!whole || reinterpret_cast<uintptr_t>(row) % 16 != 0) {
+      storeUnitBytes(row, unit, bytes, data);
+      continue;
+    }
+#pragma unroll
+    for (int v = 0; v < Unit::kVectors; ++v) {
+      if (exists[v]) ptx::storeGlobal(row + first + v * kStep, vectorOf(data, v));
+    }
+  }
+}
+
+__device__ __forceinline__ void CudaExec::storeUnit(std::byte* row, int64_t unit, int64_t bytes, const Unit& data) {
+  storeUnits(
+      1, [row](int) { return row; }, unit, bytes, data);
 }
 
 }  // namespace moe

@@ -16,7 +16,7 @@ __device__ inline CudaExec::CudaExec(const CudaGrid& grid, Control* control, std
     ticket = failed ? -1 : started;
   }
   shared_ = shared;
-  std::byte* items = shared + stagesBytes(grid);
+  std::byte* items = shared + grid.itemsAt;
   items_ = items + warp() * bareWarpBytes(grid);
   barriers_ = reinterpret_cast<uint64_t*>(items_ + itemsBytes(grid));
 #if __CUDA_ARCH__ >= 900
@@ -27,6 +27,9 @@ __device__ inline CudaExec::CudaExec(const CudaGrid& grid, Control* control, std
   __syncthreads();
   block_ = ticket;
 }
+
+__device__ inline CudaExec::CudaExec(const CudaGrid& grid, std::byte* shared)
+    : grid_(grid), block_(static_cast<int>(blockIdx.x)), failed_(ptx::loadRelaxedGpu(grid.failed)), shared_(shared) {}
 
 __device__ inline bool CudaExec::lastBlock(uint32_t* counter, int blocks) {
   __shared__ uint32_t arrived;
@@ -39,10 +42,10 @@ __device__ inline bool CudaExec::lastBlock(uint32_t* counter, int blocks) {
 // How long a block waits for others of its kernel to get an SM, before it goes on without them.
 constexpr uint64_t kStartNs = 20000;
 
-// Whether all blocks of the kernel have started, or do so soon. One thread.
-__device__ inline bool CudaExec::allStart(const uint32_t* ticket, int blocks) const {
+template <class Done>
+__device__ __forceinline__ bool CudaExec::waitBriefly(Done done) const {
   uint64_t start = ptx::globalTimerNs();
-  while (!started(ticket, blocks - 1)) {
+  while (!done()) {
     if (ptx::globalTimerNs() - start > kStartNs) return false;
   }
   return true;

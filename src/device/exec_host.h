@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "device/failure.h"
@@ -74,6 +75,8 @@ class HostExec {
   static constexpr int64_t kItemBytes = 128 + 20 * MOE_MAX_TOPK + kRecordAlign;
   static constexpr int64_t kMemoryBytes = kRunRows * kItemBytes;
 
+  // False after a failure of this rank: what earlier operations have left is not to be relied on.
+  bool usable() const { return true; }
   int block() const { return block_; }
   int warp() const { return warp_; }
   int warps() const { return grid_.warps; }
@@ -89,6 +92,8 @@ class HostExec {
   bool has(const uint64_t* word, uint64_t value) const {
     return std::atomic_ref<uint64_t>(*const_cast<uint64_t*>(word)).load(std::memory_order_acquire) >= value;
   }
+  // The same, if the copy engine is not used next.
+  bool sees(const uint64_t* word, uint64_t value) const { return has(word, value); }
   // Waits until *word >= expected; data that its writer wrote before may then be read. False after a failure, which is
   // recorded. `peer` is the rank whose doing is awaited.
   bool wait(const uint64_t* word, uint64_t expected, Awaited awaited, int peer);
@@ -137,6 +142,9 @@ class HostExec {
     std::atomic_ref<int32_t>(*word).fetch_add(amount, std::memory_order_relaxed);
   }
 
+  // Says that a line of memory will be read.
+  void prefetch(const void*) const {}
+
   // Writes one tagged word, or the four of a unit. Whoever finds the tag finds the data.
   void putTagged(std::byte* word, uint32_t tag, uint32_t a, uint32_t b, uint32_t c);
   void putUnit(std::byte* row, int64_t unit, uint32_t tag, const Unit& data);
@@ -167,12 +175,23 @@ class HostExec {
     }
   }
 
-  // The same of a row of `elements` elements of bf16, as e4m3. All lanes of the warp, whose units belong to one block.
+  // storeUnit() for rows rowOf(0) .. rowOf(count - 1), as far as they are not null.
+  template <class RowOf>
+  static void storeUnits(int count, RowOf rowOf, int64_t unit, int64_t bytes, const Unit& data) {
+    for (int k = 0; k < count; ++k) {
+      if (std::byte* row = rowOf(k)) storeUnit(row, unit, bytes, data);
+    }
+  }
+
+  // As loadUnit, of a row of `elements` elements of bf16, as e4m3. All lanes of the warp, whose units belong to one
+  // block.
   static QuantizedUnit loadQuantized(const std::byte* row, int64_t unit, int64_t elements, bool powerOfTwo);
 
   // Fast memory of the block until the next streamRows or reduceRows, or null where there is none of that size. All
   // threads say when they are done with it, before a barrier.
   std::byte* blockScratch(int64_t) { return nullptr; }
+  // The same for operations that stream and add no rows, of the size that the host has found for the operation.
+  std::byte* operationScratch() { return nullptr; }
   void doneWithScratch() {}
   // Fast memory of the block that lasts as long as the operation, or null where there is none of that size.
   std::byte* blockTable(int64_t) { return nullptr; }
@@ -183,8 +202,21 @@ class HostExec {
   bool barrier(bool ok) { return grid_.blockState[static_cast<size_t>(block_)]->barrier.arrive(ok); }
   // True if block `block` runs or has run; `ticket` counts those that have started. One thread.
   bool started(const uint32_t*, int) const { return true; }
-  // As started, for all `blocks` blocks, but waits a little until it is true. One thread.
-  bool allStart(const uint32_t*, int) const { return true; }
+  // Waits until done() is true, but not for long: whether it is. One thread.
+  template <class Done>
+  bool waitBriefly(Done done) const;
+  // Adds to a word of this rank and returns the new value; or replaces it by `value` if it is *seen, which else becomes
+  // what it is. Both as arrive() in all else.
+  uint64_t addTo(uint64_t* word, uint64_t amount) {
+    return std::atomic_ref<uint64_t>(*word).fetch_add(amount, std::memory_order_acq_rel) + amount;
+  }
+  bool exchange(uint64_t* word, uint64_t* seen, uint64_t value) {
+    return std::atomic_ref<uint64_t>(*word).compare_exchange_strong(*seen, value, std::memory_order_acq_rel,
+                                                                    std::memory_order_acquire);
+  }
+  // Such a word; peek() says nothing of what came before its value, and so costs others nothing.
+  uint64_t peek(uint64_t* word) const { return std::atomic_ref<uint64_t>(*word).load(std::memory_order_relaxed); }
+  uint64_t look(uint64_t* word) const { return std::atomic_ref<uint64_t>(*word).load(std::memory_order_acquire); }
   // All warps of the block: true in the block that comes last of `blocks`.
   bool lastBlock(uint32_t* counter, int blocks);
 
@@ -254,6 +286,17 @@ class HostRow {
   int count_ = 0;
   QuantizedPiece quantized_{};
 };
+
+template <class Done>
+bool HostExec::waitBriefly(Done done) const {
+  constexpr auto kBriefly = std::chrono::milliseconds(1);
+  auto start = std::chrono::steady_clock::now();
+  while (!done()) {
+    if (std::chrono::steady_clock::now() - start > kBriefly) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
 
 template <class Job, class Handle>
 bool HostExec::goThrough(const Job& job, Handle handle) {

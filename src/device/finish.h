@@ -7,13 +7,16 @@
 
 namespace moe {
 
-// What has been read before dispatch `epoch`. Views that have been out for `buffers` epochs end here: the stream has
-// passed their readers.
+// What has been read before dispatch `epoch`, of which `noted` is known. Views that have been out for `buffers` epochs
+// end here: the stream has passed their readers.
+MOE_PROTOCOL Consumed withEndedViews(Consumed noted, uint64_t epoch, const Shape& shape) {
+  auto buffers = static_cast<uint64_t>(shape.buffers);
+  uint64_t ended = epoch > buffers ? epoch - buffers : 0;
+  return {noted.dispatches > ended ? noted.dispatches : ended, noted.combines};
+}
 MOE_PROTOCOL Consumed consumedBefore(const DispatchArgs& a, uint64_t epoch) {
   const Control* control = a.common.control();
-  auto buffers = static_cast<uint64_t>(a.common.layout.shape.buffers);
-  uint64_t ended = epoch > buffers ? epoch - buffers : 0, released = control->releasedDispatch;
-  return {released > ended ? released : ended, control->combineEpoch};
+  return withEndedViews({control->releasedDispatch, control->combineEpoch}, epoch, a.common.layout.shape);
 }
 
 // What has been read before a combine.
@@ -32,18 +35,21 @@ MOE_PROTOCOL void countSent(const DispatchArgs& a) {
   }
 }
 
+// What a dispatch leaves behind of what it sent. One thread, when nobody needs to know any more what was before.
+MOE_PROTOCOL void finishSending(const DispatchArgs& a, const Epoch& epoch) {
+  if (!(a.phases & kPhaseSend)) return;
+  a.common.control()->dispatchEpoch = epoch;
+  if (!a.common.handle) return;
+  a.common.handleHead()->dispatchEpoch = epoch;
+  a.common.handleHead()->numTokens = a.numTokens;
+}
+
 // What one dispatch leaves behind. One thread, after all blocks: everybody waits for it.
 MOE_PROTOCOL void finishDispatch(const DispatchArgs& a, const Epoch& epoch) {
   Control* control = a.common.control();
   HandleHead* head = a.common.handle ? a.common.handleHead() : nullptr;
-  if (a.phases & kPhaseSend) {
-    control->dispatchEpoch = epoch;
-    control->releasedDispatch = consumedBefore(a, epoch).dispatches;
-    if (head) {
-      head->dispatchEpoch = epoch;
-      head->numTokens = a.numTokens;
-    }
-  }
+  finishSending(a, epoch);
+  if (a.phases & kPhaseSend) control->releasedDispatch = consumedBefore(a, epoch).dispatches;
   bool keeps = a.views && head && head->refusal == 0;
   if (a.phases & kPhaseReceive && !keeps) finishReading(a.common, epoch);
 }

@@ -11,11 +11,12 @@ constexpr uint8_t kRankFirst = 1;    // the token's first entry of its rank
 constexpr uint8_t kExpertFirst = 2;  // and of its expert
 
 // What entry `i` is the first of in its token. `ids` and `owners` are [tokens][topk], -1 for nobody.
-MOE_PROTOCOL uint8_t findFirsts(const int32_t* ids, const int32_t* owners, int32_t i, int32_t topk) {
+MOE_PROTOCOL uint8_t findFirsts(const int32_t* ids, const int32_t* owners, int32_t i, const Shape& shape) {
   int32_t owner = owners[i], id = ids[i];
   if (owner < 0) return 0;
   bool rankFirst = true, expertFirst = true;
-  MOE_ROLL for (int32_t before = i - i % topk; before < i; ++before) {
+  MOE_ROLL for (int32_t before = i - static_cast<int32_t>(shape.byTopk.remainder(static_cast<uint32_t>(i))); before < i;
+                ++before) {
     rankFirst = rankFirst && owners[before] != owner;
     expertFirst = expertFirst && ids[before] != id;
   }

@@ -23,6 +23,27 @@ __device__ void moveEpoch(const CudaExec&, const DispatchArgs&) {}
 
 extern __shared__ __align__(128) std::byte shared[];
 
+// Arguments lie in constant memory, of which each line that is used for the first time costs a wait. The warps of a
+// block touch them all together.
+template <class Launch>
+__device__ __forceinline__ void touchArguments(const Launch& launch) {
+  constexpr unsigned kLineWords = 16, kLines = (sizeof(Launch) + 63) / 64;
+  const auto* words = reinterpret_cast<const uint32_t*>(&launch);
+  for (unsigned line = threadIdx.x / 32; line < kLines; line += blockDim.x / 32) {
+    uint32_t word = words[line * kLineWords];
+    asm volatile("" ::"r"(word));
+  }
+}
+
+// Low-latency kernels may be launched while the one before them still runs, so that their launch is not waited for: see
+// CudaBackend::startsEarly.
+template <class Launch>
+__device__ __forceinline__ void startEarly(const Launch& launch) {
+  ptx::startKernelAfter();
+  touchArguments(launch);
+  ptx::awaitKernelBefore();
+}
+
 __global__ void __launch_bounds__(32 * kDispatchWarps, 1)
     dispatchKernel(const __grid_constant__ DispatchLaunch launch) {
   CudaExec exec(launch.grid, launch.op.common.control(), shared);
@@ -46,25 +67,24 @@ __global__ void __launch_bounds__(32 * kCombineWarps, 1) combineKernel(const __g
 
 __global__ void __launch_bounds__(32 * kDispatchWarps, 1)
     slotDispatchKernel(const __grid_constant__ DispatchLaunch launch) {
-  CudaExec exec(launch.grid, launch.op.common.control(), shared);
-  if (exec.usable()) {
-    moveEpoch(exec, launch.op);
-    slotDispatch(exec, launch.op);
-  } else if (blockIdx.x == 0 && launch.op.phases & kPhaseReceive) {
-    writeNoCounts(exec, launch.op);
-  }
+  startEarly(launch);
+  CudaExec exec(launch.grid, shared);
+  moveEpoch(exec, launch.op);
+  slotDispatch(exec, launch.op);
 }
 
 __global__ void __launch_bounds__(32 * kDispatchWarps, 1)
     slotCountKernel(const __grid_constant__ DispatchLaunch launch) {
-  CudaExec exec(launch.grid, launch.op.common.control(), shared);
-  if (exec.usable()) slotCount(exec, launch.op);
+  startEarly(launch);
+  CudaExec exec(launch.grid, shared);
+  if (exec.barrier(exec.usable())) slotCount(exec, launch.op);
 }
 
 __global__ void __launch_bounds__(32 * kCombineWarps, 1)
     slotCombineKernel(const __grid_constant__ CombineLaunch launch) {
-  CudaExec exec(launch.grid, launch.op.common.control(), shared);
-  if (exec.usable()) slotCombine(exec, launch.op);
+  startEarly(launch);
+  CudaExec exec(launch.grid, shared);
+  slotCombine(exec, launch.op);
 }
 
 }  // namespace

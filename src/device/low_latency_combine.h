@@ -4,6 +4,7 @@
 
 #include "device/expert_rows.h"
 #include "device/finish.h"
+#include "device/low_latency_start.h"
 #include "device/low_latency_window.h"
 #include "device/numbers.h"
 
@@ -54,18 +55,22 @@ template <class X>
 class SlotCombine {
  public:
   // Of share `share` of `shares` of both halves.
-  MOE_PROTOCOL SlotCombine(X& x, const CombineArgs& a, const Epoch& epoch, int share, int shares)
+  MOE_PROTOCOL SlotCombine(X& x, const CombineArgs& a, int share, int shares)
       : x_(x),
         a_(a),
         layout_(a.common.layout),
         shape_(layout_.shape),
         handle_(a.common),
-        epoch_(epoch),
-        tag_(tagOf(epoch)),
         units_(rowUnits(shape_.combineRowBytes)),
         together_(x.lanes() >= shape_.topk),
         share_(share),
         shares_(shares) {}
+
+  // Before anything but lookAhead().
+  MOE_PROTOCOL void setEpoch(const Epoch& epoch) {
+    epoch_ = epoch;
+    tag_ = tagOf(epoch);
+  }
 
   // Tells every source which dispatch this rank combines, or that it refuses to.
   MOE_PROTOCOL void sendHeads() const {
@@ -76,27 +81,27 @@ class SlotCombine {
     }
   }
 
+  // Loads what is known of the record whose rows are sent first.
+  MOE_PROTOCOL void lookAhead() {
+    slices_ = slicesOf(shape_.maxTokens * shape_.nranks);
+    some_ = slices_.take(&slice_);
+    if (some_) record_ = look(slice_.row);
+  }
+
   // Adds this share's rows and sends them, once `allow` says that they may be. False if it does not.
   template <class Number, class Allow>
-  MOE_PROTOCOL bool sendRows(Allow allow) const {
-    Slices slices = slicesOf(shape_.maxTokens * shape_.nranks);
-    Slices::Slice slice{};
-    Record record{};
+  MOE_PROTOCOL bool sendRows(Allow allow) {
     Unit first{};  // of this lane, added before the wait where a lane has one unit of a slice
-    bool some = slices.take(&slice), added = false;
-    if (some) {
-      record = look(slice.row);
-      added = X::kSlices == 1 && record.slot < record.sourceRows;
-      int64_t unit = slice.number * X::kSlices * kUnitsPerBlock + x_.lane();
-      if (added) first = unitOf<Number>(record, unit, unit < units_);
-    }
-    slices.limit(mostRows() * shape_.nranks);
+    bool added = some_ && X::kSlices == 1 && record_.slot < record_.sourceRows;
+    int64_t unit = slice_.number * X::kSlices * kUnitsPerBlock + x_.lane();
+    if (added) first = unitOf<Number>(record_, unit, unit < units_);
+    slices_.limit(mostRows() * shape_.nranks);
     if (!allow()) return false;
-    while (some) {
-      if (record.slot < record.sourceRows) sendSlice<Number>(record, slice.number, added, first);
+    while (some_) {
+      if (record_.slot < record_.sourceRows) sendSlice<Number>(record_, slice_.number, added, first);
       added = false;
-      some = slices.take(&slice);
-      if (some) record = look(slice.row);
+      some_ = slices_.take(&slice_);
+      if (some_) record_ = look(slice_.row);
     }
     return true;
   }
@@ -149,7 +154,7 @@ class SlotCombine {
     return PartialWindow(layout_, a_.common.windows[peer], epoch_);
   }
   MOE_PROTOCOL Slices slicesOf(int64_t rows) const {
-    return Slices(x_, rows, ceilDiv(units_, kUnitsPerBlock), share_, shares_);
+    return Slices(x_, rows, layout_.window.byRowSlices, share_, shares_);
   }
 
   // Records of the source that has most. All lanes of the warp.
@@ -162,8 +167,9 @@ class SlotCombine {
   }
 
   // Row `row` of all sources' records in turn. Whether the source has it need not be known to load what would be there.
-  MOE_PROTOCOL Record look(int64_t row) const {
-    Record record{static_cast<int>(row % shape_.nranks), row / shape_.nranks, 0, 0, 0, -1, 0.0f};
+  MOE_PROTOCOL Record look(uint32_t row) const {
+    uint32_t slot = shape_.byRanks.divide(row);
+    Record record{static_cast<int>(row - slot * shape_.byRanks.value()), slot, 0, 0, 0, -1, 0.0f};
     record.sourceRows = *handle_.sourceRows(record.source);
     record.token = *handle_.token(record.source, record.slot);
     record.ordinal = *handle_.ordinal(record.source, record.slot);
@@ -274,17 +280,23 @@ class SlotCombine {
   const Shape& shape_;
   HandleView handle_;
   Epoch epoch_;
-  uint32_t tag_;
+  uint32_t tag_ = 0;
   int64_t units_;  // of a row
   bool together_;  // the lanes of a warp know an entry each
   int share_, shares_;
+  // What is sent next.
+  Slices slices_;
+  Slices::Slice slice_{};
+  Record record_{};
+  bool some_ = false;
 };
 
 // The receiving half: share `share`, that of a block. All warps of the block; false after a failure.
 template <class Number, class X>
 MOE_PROTOCOL bool receivePartials(X& x, const CombineArgs& a, const Epoch& epoch, int share) {
   SlotRoles roles(a.common, false);
-  SlotCombine<X> part(x, a, epoch, share, roles.workers);
+  SlotCombine<X> part(x, a, share, roles.workers);
+  part.setEpoch(epoch);
   Refusal refusal{0, 0, 0, 0};
   bool ok = true;
   auto heads = [&] {
@@ -299,64 +311,64 @@ MOE_PROTOCOL bool receivePartials(X& x, const CombineArgs& a, const Epoch& epoch
   return true;
 }
 
-// The sending half of a block. All its warps; false after a failure.
-template <class Number, class X>
-MOE_PROTOCOL bool sendPartials(X& x, const CombineArgs& a, const Epoch& epoch) {
-  SlotRoles roles(a.common, false);
-  SlotCombine<X> part(x, a, epoch, x.block(), roles.workers);
-  auto allow = [&] {
-    bool ok = x.barrier(peersConsumed(x, a.common, epoch, consumedCombine, consumedBefore(a)));
-    if (ok && x.block() == roles.teller) part.sendHeads();
-    return ok;
-  };
-  bool sends = a.common.handle && x.block() < roles.workers;
-  if (sends ? !part.template sendRows<Number>(allow) : !allow()) return false;
-  if (x.block() == roles.teller) {
-    tellConsumed(x, a.common, consumedBefore(a), x.threads() - 1 - x.thread(), x.threads());
-  }
-  return true;
-}
+// What a combine begins with.
+struct CombineStart {
+  uint64_t before;  // the combine before it
+  Consumed consumed;
+  int64_t refusal;  // of the dispatch
+};
 
 template <class Number, class X>
-MOE_PROTOCOL bool slotCombineOf(X& x, const CombineArgs& a, const Epoch& epoch) {
+MOE_PROTOCOL bool slotCombineOf(X& x, const CombineArgs& a, RollCall<X>& rollCall, const CombineStart& start) {
   Control* control = a.common.control();
-  int blocks = a.common.blocks;
-  if (!sendPartials<Number>(x, a, epoch)) return false;
-  bool stays = x.barrier(x.thread() != 0 || x.allStart(&control->ticket, blocks));
-  if (!stays) skipShare(x, a.common);
-  if (!x.barrier(!stays || receivePartials<Number>(x, a, epoch, x.block()))) return false;
-  if (!x.lastBlock(&control->finishedBlocks, blocks)) return true;
-  MOE_ROLL for (int block = 0; control->skippedShares != 0 && block < blocks; ++block) {
-    if (takeShare(x, a.common, block) && !x.barrier(receivePartials<Number>(x, a, epoch, block))) return false;
+  SlotRoles roles(a.common, false);
+  SlotCombine<X> part(x, a, x.block(), roles.workers);
+  bool tells = x.block() == roles.teller, sends = a.common.handle && x.block() < roles.workers;
+  if (sends) part.lookAhead();
+  // A refused dispatch was refused on all ranks: all leave its combine out, and nobody is told.
+  if (start.refusal != 0) {
+    if (!x.barrier(x.usable())) return false;
+    if (!rollCall.comesLast()) return true;
+    tellOutcome(a.common,
+                {static_cast<int32_t>(start.refusal), static_cast<int32_t>(a.common.handleHead()->refusedBy), 0, 0});
+    return true;
   }
-  if (sweeps(epoch, a.common.layout.shape)) {
+  Epoch epoch(start.before + 1, a.common.layout.shape);
+  part.setEpoch(epoch);
+  auto begin = [&] {
+    bool ok = x.usable() && peersConsumed(x, a.common, epoch, consumedCombine, start.consumed, false);
+    if (!x.barrier(ok)) return false;
+    if (tells) part.sendHeads();
+    if (rollCall.comesLast()) {
+      if (a.common.handle) countReturned(a);
+      finishCombine(a, epoch);
+    }
+    return true;
+  };
+  if (!(sends ? part.template sendRows<Number>(begin) : begin())) return false;
+  if (tells) tellConsumed(x, a.common, start.consumed, x.threads() - 1 - x.thread(), x.threads());
+  bool stays = x.barrier(!rollCall.speaks() || rollCall.stays());
+  if (!rollCall.receiveAll(stays, [&](int share) { return receivePartials<Number>(x, a, epoch, share); })) return false;
+  if (sweeps(epoch, a.common.layout.shape) && x.lastBlock(&control->finishedBlocks, a.common.blocks)) {
     PartialWindow window(a.common.layout, a.common.window(), epoch);
     sweep(x, window.words(), window.wordBytes());
+    if (x.thread() == 0) x.reset(&control->finishedBlocks);
   }
-  if (x.thread() != 0) return true;
-  if (a.common.handle) countReturned(a);
-  resetCounters(x, control);
-  finishCombine(a, epoch);
   return true;
 }
 
 // A combine on every warp of the grid. False after a failure, which the Exec has recorded.
 template <class X>
 MOE_PROTOCOL bool slotCombine(X& x, const CombineArgs& a) {
-  Control* control = a.common.control();
-  // A refused dispatch was refused on all ranks: all leave its combine out, and nobody is told.
-  if (a.common.handle && a.common.handleHead()->refusal != 0) {
-    if (!x.lastBlock(&control->finishedBlocks, a.common.blocks) || x.thread() != 0) return true;
-    resetCounters(x, control);
-    const HandleHead& head = *a.common.handleHead();
-    tellOutcome(a.common, {static_cast<int32_t>(head.refusal), static_cast<int32_t>(head.refusedBy), 0, 0});
-    return true;
-  }
-  Epoch epoch(control->combineEpoch + 1, a.common.layout.shape);
+  // Loaded together with what is known of the first record: a GPU waits for all of it once.
+  x.prefetch(a.common.windows);
+  RollCall<X> rollCall(x, a.common);
+  CombineStart start{a.common.control()->combineEpoch, consumedBefore(a),
+                     a.common.handle ? a.common.handleHead()->refusal : 0};
   switch (a.common.layout.shape.combineType) {
-    case moeFloat32: return slotCombineOf<Float32>(x, a, epoch);
-    case moeFloat16: return slotCombineOf<Float16>(x, a, epoch);
-    default: return slotCombineOf<Bfloat16>(x, a, epoch);
+    case moeFloat32: return slotCombineOf<Float32>(x, a, rollCall, start);
+    case moeFloat16: return slotCombineOf<Float16>(x, a, rollCall, start);
+    default: return slotCombineOf<Bfloat16>(x, a, rollCall, start);
   }
 }
 

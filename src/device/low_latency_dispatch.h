@@ -4,20 +4,12 @@
 
 #include "device/low_latency_receive.h"
 #include "device/low_latency_send.h"
+#include "device/low_latency_start.h"
 
 namespace moe {
 
 // Warps of a block that mark empty rows.
 constexpr int kGapWarps = 4;
-
-// The sending half. All warps of the block.
-template <class X>
-MOE_PROTOCOL void sendSlots(X& x, const DispatchArgs& a, const Epoch& epoch) {
-  SlotRoles roles(a.common, true);
-  if (x.block() < roles.workers) PayloadSender<X>(x, a, epoch).run(x.block(), roles.workers);
-  if (x.block() == roles.router) SlotRouter<X>(x, a, epoch).run();
-  if (x.block() == roles.teller) tellConsumed(x, a.common, consumedBefore(a, epoch), x.thread(), x.threads());
-}
 
 // Marks a block's share of the empty rows. Not the router's, if there are others: it writes the small outputs.
 template <class X>
@@ -31,17 +23,27 @@ MOE_PROTOCOL void markSlotGaps(const X& x, const DispatchArgs& a, const SlotArri
   if (warp < warps) markGaps(x, a, arrivals, block * warps + warp, blocks * warps);
 }
 
+// Notes that this dispatch has been read, though that is so only when its kernel is over: nobody asks earlier. One
+// thread, when all blocks have come.
+MOE_PROTOCOL void noteRead(const DispatchArgs& a, const Epoch& epoch) {
+  Control* control = a.common.control();
+  uint64_t sent = a.phases & kPhaseSend ? uint64_t{epoch} : control->dispatchEpoch;
+  control->releasedDispatch = consumedBefore(a, sent).dispatches;
+  finishReading(a.common, epoch);
+}
+
 // The receiving half: share `share`, that of a block. All warps of the block; false after a failure.
 template <class X>
 MOE_PROTOCOL bool receiveSlots(X& x, const DispatchArgs& a, const Epoch& epoch, int share) {
   SlotArrivals<X> arrivals(x, a, epoch);
   SlotRoles roles(a.common, true);
-  bool reports = share == roles.router;
+  bool reports = share == roles.router, speaks = reports && x.thread() == 0;
   if (reports) writeNoCounts(x, a);
   if (!arrivals.waitForCounts()) return false;
   int refusedBy = arrivals.refusedBy();
+  if (speaks && !(a.views && a.common.handle && refusedBy < 0)) noteRead(a, epoch);
   if (refusedBy >= 0) {
-    if (reports && x.thread() == 0) noteRefusal(a.common, arrivals.source(refusedBy).refusal, refusedBy);
+    if (speaks) noteRefusal(a.common, arrivals.source(refusedBy).refusal, refusedBy);
     return true;
   }
   if (!arrivals.findPlaces()) return false;
@@ -50,39 +52,62 @@ MOE_PROTOCOL bool receiveSlots(X& x, const DispatchArgs& a, const Epoch& epoch, 
   return share >= roles.workers || SlotReceiver<X>(x, a, arrivals, epoch).run(share, roles.workers);
 }
 
+// The sending half of a block. begin() says, for all its warps, whether peers' buffers may be written, and with which
+// epoch; it is asked once this block's first tokens are on their way. False if they may not.
+template <class X, class Begin>
+MOE_PROTOCOL bool sendSlots(X& x, const DispatchArgs& a, const SlotRoles& roles, Begin begin) {
+  bool carries = x.block() < roles.workers;
+  PayloadSender<X> sender(x, a, x.block(), roles.workers);
+  Epoch epoch;
+  if (x.block() == roles.router) {
+    SlotRouter<X> router(x, a);
+    router.count();
+    if (!begin(&epoch)) return false;
+    router.run(epoch);
+  } else {
+    if (carries) sender.lookAhead();
+    if (!begin(&epoch)) return false;
+  }
+  if (carries) sender.run(epoch);
+  return true;
+}
+
 // A dispatch, or half of one, on every warp of the grid. False after a failure, which the Exec has recorded.
-//
-// Blocks send before they receive, and do not receive while others have not started: those may need their SM, and
-// peers wait for what they send. What such a block leaves is the last one's.
 template <class X>
 MOE_PROTOCOL bool slotDispatch(X& x, const DispatchArgs& a) {
   Control* control = a.common.control();
-  int blocks = a.common.blocks;
+  const Shape& shape = a.common.layout.shape;
   bool sends = a.phases & kPhaseSend, receives = a.phases & kPhaseReceive;
-  Epoch epoch(sends ? control->dispatchEpoch + 1 : a.common.handleHead()->dispatchEpoch, a.common.layout.shape);
-  bool ok = true;
-  if (sends) {
-    ok = peersConsumed(x, a.common, epoch, consumedDispatch, consumedBefore(a, epoch));
+  SlotRoles roles(a.common, true);
+  // What the operation begins with is loaded together with what is sent first: a GPU waits for all of it once.
+  x.prefetch(a.common.windows);
+  RollCall<X> rollCall(x, a.common);
+  uint64_t before = sends ? control->dispatchEpoch : a.common.handleHead()->dispatchEpoch - 1;
+  Consumed read{0, 0};
+  if (sends) read = {control->releasedDispatch, control->combineEpoch};
+  auto begin = [&](Epoch* epoch) {
+    *epoch = Epoch(before + 1, shape);
+    read = withEndedViews(read, *epoch, shape);
+    bool ok = x.usable() && (!sends || peersConsumed(x, a.common, *epoch, consumedDispatch, read, false));
     if (!x.barrier(ok)) return false;
-    sendSlots(x, a, epoch);
+    if (rollCall.comesLast()) finishSending(a, *epoch);
+    return true;
+  };
+  Epoch epoch(before + 1, shape);
+  if (!(sends ? sendSlots(x, a, roles, begin) : begin(&epoch))) {
+    // Whoever reads the small outputs after a failure does no harm.
+    if (receives && x.block() == 0) writeNoCounts(x, a);
+    return false;
   }
-  if (receives) {
-    bool stays = !sends || x.barrier(x.thread() != 0 || x.allStart(&control->ticket, blocks));
-    if (!stays) skipShare(x, a.common);
-    if (stays) ok = receiveSlots(x, a, epoch, x.block());
-  }
-  if (!x.barrier(ok)) return false;
-  if (!x.lastBlock(&control->finishedBlocks, blocks)) return true;
-  MOE_ROLL for (int block = 0; control->skippedShares != 0 && block < blocks; ++block) {
-    if (takeShare(x, a.common, block) && !x.barrier(receiveSlots(x, a, epoch, block))) return false;
-  }
-  if (receives && sweeps(epoch, a.common.layout.shape)) {
+  if (sends && x.block() == roles.teller) tellConsumed(x, a.common, read, x.thread(), x.threads());
+  if (!receives) return true;
+  bool stays = !sends || x.barrier(!rollCall.speaks() || rollCall.stays());
+  if (!rollCall.receiveAll(stays, [&](int share) { return receiveSlots(x, a, epoch, share); })) return false;
+  if (sweeps(epoch, shape) && x.lastBlock(&control->finishedBlocks, a.common.blocks)) {
     SlotWindow window(a.common.layout, a.common.window(), epoch);
     sweep(x, window.words(), window.wordBytes());
+    if (x.thread() == 0) x.reset(&control->finishedBlocks);
   }
-  if (x.thread() != 0) return true;
-  resetCounters(x, control);
-  finishDispatch(a, epoch);
   return true;
 }
 

@@ -25,10 +25,12 @@ class SlotArrivals : public Places<X> {
 
   // Waits for all counts. All warps of the block.
   MOE_PROTOCOL bool waitForCounts() {
-    int64_t words = 1 + (shape_.expertLayout() ? ceilDiv(this->local(), 3) : 0);
+    const Divisor& byWords = layout_.slot.byCountWords;
+    uint32_t words = byWords.value() * static_cast<uint32_t>(shape_.nranks);
     bool ok = true;
-    MOE_ROLL for (int64_t i = x_.thread(); ok && i < words * shape_.nranks; i += x_.threads()) {
-      ok = takeWord(static_cast<int>(i / words), i % words);
+    MOE_ROLL for (auto i = static_cast<uint32_t>(x_.thread()); ok && i < words; i += x_.threads()) {
+      uint32_t source = byWords.divide(i);
+      ok = takeWord(static_cast<int>(source), i - source * byWords.value());
     }
     return x_.barrier(ok);
   }
@@ -75,14 +77,12 @@ class SlotReceiver {
         arrivals_(arrivals),
         notes_(a, arrivals),
         records_(DispatchWindow(layout_, a.common.window(), epoch).record(0, 0)) {
-    std::byte* heads = x.blockScratch(bytes(layout_, x.warps()));
+    std::byte* heads = x.operationScratch();
     if (!heads) heads = Workspace(a.common).heads(x.block());
-    head_ = heads + x.warp() * headBytes(layout_.record, shape_);
+    head_ = heads + x.warp() * layout_.slot.headBytes;
   }
 
-  MOE_HD static int64_t bytes(const Layout& layout, int64_t warps) {
-    return warps * headBytes(layout.record, layout.shape);
-  }
+  MOE_HD static int64_t bytes(const Layout& layout, int64_t warps) { return warps * layout.slot.headBytes; }
 
   // Share `share` of `shares`. All warps of the block; false after a failure.
   MOE_PROTOCOL bool run(int share, int shares) {
@@ -91,11 +91,11 @@ class SlotReceiver {
       most = larger(most, arrivals_.source(source).tokens);
     }
     // One more than a record has: notes, which are no slice's.
-    Slices slices(x_, most * shape_.nranks, layout_.slot.allSlices + 1, share, shares);
+    Slices slices(x_, most * shape_.nranks, layout_.slot.bySlicesAndNotes, share, shares);
     Slices::Slice slice;
     while (slices.take(&slice)) {
-      auto source = static_cast<int>(slice.row % shape_.nranks);
-      int64_t token = slice.row / shape_.nranks;
+      auto token = static_cast<int32_t>(shape_.byRanks.divide(slice.row));
+      int source = static_cast<int32_t>(slice.row) - token * shape_.nranks;
       if (token < arrivals_.source(source).tokens && !take(source, token, slice.number)) return false;
     }
     return true;
@@ -126,7 +126,7 @@ class SlotReceiver {
 
   // Fetches the record's slot, head and entries.
   MOE_PROTOCOL bool takeEntries(int source, int64_t token) {
-    bool ok = true;
+    bool ok = true, once = true;  // no entry repeats an expert
     x_.warpBarrier();
     MOE_ROLL for (int word = x_.lane(); word <= shape_.topk; word += x_.lanes()) {
       uint32_t data[3];
@@ -135,14 +135,17 @@ class SlotReceiver {
       if (!ok) break;
       if (word == 0) {
         rows()[shape_.topk] = static_cast<int32_t>(data[0]);
-        // Entries that repeat an expert add to its weight; to look for them costs little.
-        *at<RecordHead>(layout_.record.head) = {static_cast<int32_t>(token), 1, data[1] | uint64_t{data[2]} << 32};
+        *at<RecordHead>(layout_.record.head) = {static_cast<int32_t>(token), 0, data[1] | uint64_t{data[2]} << 32};
         continue;
       }
-      at<int32_t>(layout_.record.ids)[word - 1] = static_cast<int32_t>(data[0]);
-      if (shape_.expertLayout()) at<int32_t>(layout_.record.indexes)[word - 1] = static_cast<int32_t>(data[1]);
+      auto id = static_cast<int32_t>(data[0]), index = static_cast<int32_t>(data[1]);
+      at<int32_t>(layout_.record.ids)[word - 1] = id;
+      if (shape_.expertLayout()) at<int32_t>(layout_.record.indexes)[word - 1] = index;
+      once = once && (id < 0 || index >= 0);
       at<float>(layout_.record.weights)[word - 1] = __builtin_bit_cast(float, data[2]);
     }
+    once = x_.warpAll(once);
+    if (x_.lane() == 0) at<RecordHead>(layout_.record.head)->repeats = once ? 0 : 1;
     x_.warpBarrier();
     return x_.warpAll(ok);
   }
@@ -175,10 +178,8 @@ class SlotReceiver {
       if (!x_.getUnit(words, unit, arrivals_.tag(), Awaited::kRows, source, &data)) return false;
     }
     const RowsOut out = outputOf(payload);
-    MOE_ROLL for (int k = 0; k < shape_.topk; ++k) {
-      int64_t row = rows()[k];
-      if (row >= 0) x_.storeUnit(out.data + row * out.stride, unit, shape_.payloadBytes[payload], data);
-    }
+    auto to = [&](int k) { return rows()[k] >= 0 ? out.data + rows()[k] * out.stride : nullptr; };
+    x_.storeUnits(shape_.topk, to, unit, shape_.payloadBytes[payload], data);
     return true;
   }
 

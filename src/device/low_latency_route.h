@@ -39,11 +39,11 @@ class Routing {
   HandleView handle_;
 };
 
-// All warps of one block call run(), once the peers' buffers may be written.
+// All warps of one block call count(), and run() once the peers' buffers may be written and a barrier has passed.
 template <class X>
 class SlotRouter {
  public:
-  MOE_PROTOCOL SlotRouter(X& x, const DispatchArgs& a, const Epoch& epoch)
+  MOE_PROTOCOL SlotRouter(X& x, const DispatchArgs& a)
       : x_(x),
         a_(a),
         layout_(a.common.layout),
@@ -51,29 +51,29 @@ class SlotRouter {
         work_(a.common),
         handle_(a.common),
         routing_(a),
-        epoch_(epoch),
-        tag_(tagOf(epoch)),
         entries_(static_cast<int32_t>(a.numTokens) * shape_.topk) {
-    int64_t parts = larger(1, smaller(smaller(x.warps(), kMaxParts), a.numTokens));
-    int32_t each = static_cast<int32_t>(ceilDiv(a.numTokens, parts)) * shape_.topk;
-    parts_ = parts;
+    auto tokens = static_cast<uint32_t>(a.numTokens), warps = static_cast<uint32_t>(x.warps());
+    uint32_t parts = warps < kMaxParts ? warps : static_cast<uint32_t>(kMaxParts);
+    if (tokens < parts) parts = tokens > 0 ? tokens : 1;
+    auto each = static_cast<int32_t>((tokens + parts - 1) / parts) * shape_.topk;
+    parts_ = static_cast<int32_t>(parts);
     begin_ = static_cast<int32_t>(smaller(int64_t{x.warp()} * each, entries_));
     end_ = static_cast<int32_t>(smaller(begin_ + int64_t{each}, entries_));
     takeMemory();
   }
 
-  MOE_PROTOCOL void run() {
-    bool takesPart = x_.warp() < parts_;
-    if (takesPart) countPart();
-    x_.barrier(true);
+  MOE_PROTOCOL void count() {
+    if (x_.warp() < parts_) countPart();
+  }
+
+  MOE_PROTOCOL void run(const Epoch& epoch) {
     MOE_ROLL for (int64_t bin = x_.thread(); bin < shape_.bins(); bin += x_.threads()) {
       sums_[bin] = own_.sumParts(shape_, bin, parts_);
     }
     x_.barrier(true);
     // By the last warps, which often have no part.
-    sendCounts(x_.threads() - 1 - x_.thread());
-    if (takesPart) sendPart();
-    x_.doneWithScratch();
+    sendCounts(epoch, x_.threads() - 1 - x_.thread());
+    if (x_.warp() < parts_) sendPart(epoch);
     x_.barrier(true);
     if (x_.thread() == 0) countSent(a_);
   }
@@ -86,10 +86,16 @@ class SlotRouter {
  private:
   static constexpr int kBatch = 4;  // loads in flight per lane
 
-  MOE_PROTOCOL SlotWindow windowOf(int peer) const { return SlotWindow(layout_, a_.common.windows[peer], epoch_); }
+  MOE_PROTOCOL SlotWindow windowOf(int peer, const Epoch& epoch) const {
+    return SlotWindow(layout_, a_.common.windows[peer], epoch);
+  }
+  // The token that entry `i` is of.
+  MOE_PROTOCOL int32_t tokenOf(int32_t i) const {
+    return static_cast<int32_t>(shape_.byTopk.divide(static_cast<uint32_t>(i)));
+  }
 
   MOE_PROTOCOL void takeMemory() {
-    if (std::byte* memory = x_.blockScratch(bytes(shape_, a_.numTokens))) {
+    if (std::byte* memory = x_.operationScratch()) {
       own_.ids = reinterpret_cast<int32_t*>(memory);
       own_.owners = own_.ids + entries_;
       numbers_ = own_.owners + entries_;
@@ -120,9 +126,9 @@ class SlotRouter {
     int64_t named[kBatch];
     float weight[kBatch];
     MOE_UNROLL for (int b = 0; b < kBatch; ++b) {
-      int32_t i = from + b * x_.lanes() + x_.lane();
-      named[b] = i < end_ ? routing_.named(i / shape_.topk, i % shape_.topk) : -1;
-      weight[b] = i < end_ ? routing_.weight(i / shape_.topk, i % shape_.topk) : 0.0f;
+      int32_t i = from + b * x_.lanes() + x_.lane(), token = tokenOf(i), k = i - token * shape_.topk;
+      named[b] = i < end_ ? routing_.named(token, k) : -1;
+      weight[b] = i < end_ ? routing_.weight(token, k) : 0.0f;
     }
     // In a repeated dispatch they may lie in the handle, where other blocks read them now.
     bool inHandle = own_.ids == handle_.ids(0);
@@ -139,11 +145,12 @@ class SlotRouter {
   }
 
   // Tells every rank how much comes to it. `thread`: number of this thread, as far as this goes.
-  MOE_PROTOCOL void sendCounts(int thread) const {
-    int64_t words = 1 + (shape_.expertLayout() ? ceilDiv(shape_.experts.count(0), 3) : 0);
-    MOE_ROLL for (int64_t i = thread; i < words * shape_.nranks; i += x_.threads()) {
-      auto peer = static_cast<int>(i / words);
-      int64_t word = i % words;
+  MOE_PROTOCOL void sendCounts(const Epoch& epoch, int thread) const {
+    const Divisor& byWords = layout_.slot.byCountWords;
+    uint32_t words = byWords.value() * static_cast<uint32_t>(shape_.nranks);
+    MOE_ROLL for (auto i = static_cast<uint32_t>(thread); i < words; i += x_.threads()) {
+      auto peer = static_cast<int>(byWords.divide(i));
+      int64_t word = byWords.remainder(i);
       uint32_t data[3];
       if (word == 0) {
         data[0] = static_cast<uint32_t>(a_.numTokens);
@@ -157,31 +164,32 @@ class SlotRouter {
           data[e] = exists ? static_cast<uint32_t>(sums_[shape_.nranks + shape_.experts.first(peer) + local]) : 0;
         }
       }
-      x_.putTagged(windowOf(peer).counts(shape_.rank, word), tag_, data[0], data[1], data[2]);
+      x_.putTagged(windowOf(peer, epoch).counts(shape_.rank, word), tagOf(epoch), data[0], data[1], data[2]);
     }
   }
 
   // Numbers this warp's entries and tells every rank of them: the expert, the weight, and the index of the row among
   // this rank's rows for that expert.
-  MOE_PROTOCOL void sendPart() const {
+  MOE_PROTOCOL void sendPart(const Epoch& epoch) const {
     own_.number(x_, shape_, begin_, end_, [&](int32_t i, int32_t, int32_t number, int32_t index) {
       numbers_[i] = number;
-      int64_t token = i / shape_.topk;
-      int32_t k = i % shape_.topk;
+      int32_t token = tokenOf(i), k = i - token * shape_.topk;
       MOE_ROLL for (int peer = 0; peer < shape_.nranks; ++peer) {
-        x_.putTagged(windowOf(peer).word(shape_.rank, token, 1 + k), tag_, static_cast<uint32_t>(own_.ids[i]),
-                     static_cast<uint32_t>(index), __builtin_bit_cast(uint32_t, weights_[i]));
+        x_.putTagged(windowOf(peer, epoch).word(shape_.rank, token, 1 + k), tagOf(epoch),
+                     static_cast<uint32_t>(own_.ids[i]), static_cast<uint32_t>(index),
+                     __builtin_bit_cast(uint32_t, weights_[i]));
       }
     });
-    int32_t first = begin_ / shape_.topk, heads = (end_ - begin_) / shape_.topk * shape_.nranks;
+    int32_t first = tokenOf(begin_), heads = (tokenOf(end_) - first) * shape_.nranks;
     MOE_ROLL for (int32_t i = x_.lane(); i < heads; i += x_.lanes()) {
-      sendHead(first + i / shape_.nranks, i % shape_.nranks);
+      auto token = static_cast<int32_t>(shape_.byRanks.divide(static_cast<uint32_t>(i)));
+      sendHead(epoch, first + token, i - token * shape_.nranks);
     }
   }
 
   // Tells a rank the slot of a token's record, -1 if it has none, and which entries are firsts of their rank. The
   // token's own rank also notes where it goes.
-  MOE_PROTOCOL void sendHead(int32_t token, int peer) const {
+  MOE_PROTOCOL void sendHead(const Epoch& epoch, int32_t token, int peer) const {
     uint64_t firsts = 0;
     int32_t slot = -1, begin = token * shape_.topk;
     TokenRanks ranks{-1, 0, 0};
@@ -195,7 +203,7 @@ class SlotRouter {
       if (peer == shape_.rank) handle_.goals(token)[ranks.count] = own_.owners[begin + k];
       ++ranks.count;
     }
-    x_.putTagged(windowOf(peer).slot(shape_.rank, token), tag_, static_cast<uint32_t>(slot),
+    x_.putTagged(windowOf(peer, epoch).slot(shape_.rank, token), tagOf(epoch), static_cast<uint32_t>(slot),
                  static_cast<uint32_t>(firsts), static_cast<uint32_t>(firsts >> 32));
     if (peer != shape_.rank) return;
     ranks.ownSlot = slot;
@@ -209,11 +217,9 @@ class SlotRouter {
   Workspace work_;
   HandleView handle_;
   Routing routing_;
-  Epoch epoch_;
-  uint32_t tag_;
   int32_t entries_;      // of all tokens
   int32_t begin_, end_;  // this warp's
-  int64_t parts_;
+  int32_t parts_;
   Numbering<X> own_;
   int32_t* numbers_;  // [tokens][topk] of the firsts of their rank: slots
   float* weights_;    // [tokens][topk]

@@ -12,57 +12,72 @@ namespace moe {
 template <class X>
 class PayloadSender {
  public:
-  MOE_PROTOCOL PayloadSender(X& x, const DispatchArgs& a, const Epoch& epoch)
+  MOE_PROTOCOL PayloadSender(X& x, const DispatchArgs& a, int share, int shares)
       : x_(x),
         a_(a),
         layout_(a.common.layout),
         shape_(layout_.shape),
         routing_(a),
-        epoch_(epoch),
-        tag_(tagOf(epoch)),
-        together_(x.lanes() >= shape_.topk) {}
+        together_(x.lanes() >= shape_.topk),
+        slices_(x, a.numTokens, layout_.slot.bySlices, share, shares) {}
 
-  MOE_PROTOCOL void run(int share, int shares) const {
-    Slices slices(x_, a_.numTokens, layout_.slot.allSlices, share, shares);
-    Slices::Slice slice;
-    while (slices.take(&slice)) {
-      int64_t named = together_ && x_.lane() < shape_.topk ? routing_.named(slice.row, x_.lane()) : -1;
-      forPayloadUnits(x_, layout_, slice.number, [&](int payload, int64_t unit, bool mine) {
+  // Loads what run() sends first, where a lane has one unit of a slice. Needs no epoch, which is on its way, too.
+  MOE_PROTOCOL void lookAhead() {
+    if (X::kSlices != 1) return;
+    known_ = slices_.take(&slice_);
+    if (!known_) return;
+    named_ = named(slice_.row);
+    forPayloadUnits(x_, layout_, slice_.number, [&](int payload, int64_t unit, bool mine) {
+      first_ = load(payload, slice_.row, unit, mine);
+      return true;
+    });
+  }
+
+  MOE_PROTOCOL void run(const Epoch& epoch) {
+    uint32_t tag = tagOf(epoch);
+    while (known_ || slices_.take(&slice_)) {
+      if (!known_) named_ = named(slice_.row);
+      forPayloadUnits(x_, layout_, slice_.number, [&](int payload, int64_t unit, bool mine) {
         // They go with their tokens.
         if (shape_.makesScales(payload)) return true;
-        bool quantized = shape_.quantizes() && payload == 0;
-        QuantizedUnit data = load(payload, slice.row, unit, mine, quantized);
-        int32_t goal = together_ ? goalOfLane(routing_.expert(named)) : -1;
+        QuantizedUnit data = known_ ? first_ : load(payload, slice_.row, unit, mine);
+        bool scales = quantizes(payload) && unit % kGroupVectors == 0;
+        int32_t goal = together_ ? goalOfLane(routing_.expert(named_)) : -1;
         MOE_ROLL for (int32_t k = 0; k < shape_.topk; ++k) {
           int32_t to =
-              together_ ? static_cast<int32_t>(x_.broadcast(static_cast<uint32_t>(goal), k)) : goalOf(slice.row, k);
+              together_ ? static_cast<int32_t>(x_.broadcast(static_cast<uint32_t>(goal), k)) : goalOf(slice_.row, k);
           if (to < 0 || !mine) continue;
-          std::byte* slot = windowOf(to).slot(shape_.rank, slice.row);
-          x_.putUnit(slot + layout_.slot.payload[payload], unit, tag_, data.data);
-          if (quantized && unit % kGroupVectors == 0) putScales(slot, unit, data.scales);
+          std::byte* slot = SlotWindow(layout_, a_.common.windows[to], epoch).slot(shape_.rank, slice_.row);
+          x_.putUnit(slot + layout_.slot.payload[payload], unit, tag, data.data);
+          if (scales) putScales(slot, unit, tag, data.scales);
         }
         return true;
       });
+      known_ = false;
     }
   }
 
  private:
-  MOE_PROTOCOL SlotWindow windowOf(int peer) const { return SlotWindow(layout_, a_.common.windows[peer], epoch_); }
-
+  MOE_PROTOCOL bool quantizes(int payload) const { return shape_.quantizes() && payload == 0; }
+  // What this lane's entry of a token names.
+  MOE_PROTOCOL int64_t named(int64_t token) const {
+    return together_ && x_.lane() < shape_.topk ? routing_.named(token, x_.lane()) : -1;
+  }
   // All lanes of the warp, with units of one block.
-  MOE_PROTOCOL QuantizedUnit load(int payload, int64_t token, int64_t unit, bool mine, bool quantized) const {
+  MOE_PROTOCOL QuantizedUnit load(int payload, int64_t token, int64_t unit, bool mine) const {
+    if (shape_.makesScales(payload)) return {};
     const RowsIn& in = a_.inputs[payload];
     const std::byte* row = in.data + token * in.stride;
-    if (quantized) return x_.loadQuantized(row, unit, shape_.hidden, shape_.quantize == moeQuantizeUe8m0);
+    if (quantizes(payload)) return x_.loadQuantized(row, unit, shape_.hidden, shape_.quantize == moeQuantizeUe8m0);
     QuantizedUnit data{};
     if (mine) data.data = x_.loadUnit(row, unit, shape_.payloadBytes[payload]);
     return data;
   }
 
   // The scales of the groups that begin with a unit's vectors, in one word.
-  MOE_PROTOCOL void putScales(std::byte* slot, int64_t unit, const float* scales) const {
+  MOE_PROTOCOL void putScales(std::byte* slot, int64_t unit, uint32_t tag, const float* scales) const {
     std::byte* to = slot + layout_.slot.payload[Shape::kScales] + unit / kGroupVectors * kTaggedWord;
-    x_.putTagged(to, tag_, __builtin_bit_cast(uint32_t, scales[0]), __builtin_bit_cast(uint32_t, scales[1]),
+    x_.putTagged(to, tag, __builtin_bit_cast(uint32_t, scales[0]), __builtin_bit_cast(uint32_t, scales[1]),
                  __builtin_bit_cast(uint32_t, scales[2]));
   }
 
@@ -89,9 +104,12 @@ class PayloadSender {
   const Layout& layout_;
   const Shape& shape_;
   Routing routing_;
-  Epoch epoch_;
-  uint32_t tag_;
   bool together_;  // the lanes of a warp have an entry each
+  Slices slices_;
+  Slices::Slice slice_{};
+  int64_t named_ = -1;
+  bool known_ = false;  // of slice_, this lane's unit is first_
+  QuantizedUnit first_{};
 };
 
 }  // namespace moe

@@ -57,10 +57,11 @@ class PartialWindow {
 // row.
 class Slices {
  public:
-  // Share `share` of `shares`.
+  Slices() = default;
+  // Share `share` of `shares`. `bySlices`: of one row.
   template <class X>
-  MOE_PROTOCOL Slices(const X& x, int64_t rows, int64_t slices, int share, int shares)
-      : perRow_(static_cast<uint32_t>(ceilDiv(slices, X::kSlices))),
+  MOE_PROTOCOL Slices(const X& x, int64_t rows, const Divisor& bySlices, int share, int shares)
+      : perRow_(X::kSlices == 1 ? bySlices : Divisor()),
         next_(static_cast<uint32_t>(x.warp())),
         step_(static_cast<uint32_t>(x.warps())),
         share_(static_cast<uint32_t>(share)),
@@ -68,22 +69,23 @@ class Slices {
         rows_(static_cast<uint32_t>(rows)) {}
 
   struct Slice {
-    int64_t row;
+    uint32_t row;
     int32_t number;  // of the row: kSlices slices from number * kSlices on
   };
   // So many rows, if not as many as it was made for. The first slice may have been taken already.
   MOE_PROTOCOL void limit(int64_t rows) { rows_ = static_cast<uint32_t>(rows); }
   // False after the last one.
   MOE_PROTOCOL bool take(Slice* slice) {
-    uint32_t row = next_ / perRow_ * shares_ + share_;
+    uint32_t turn = perRow_.divide(next_), row = turn * shares_ + share_;
     if (row >= rows_) return false;
-    *slice = {row, static_cast<int32_t>(next_ % perRow_)};
+    *slice = {row, static_cast<int32_t>(next_ - turn * perRow_.value())};
     next_ += step_;
     return true;
   }
 
  private:
-  uint32_t perRow_, next_, step_, share_, shares_, rows_;
+  Divisor perRow_;
+  uint32_t next_ = 0, step_ = 0, share_ = 0, shares_ = 0, rows_ = 0;
 };
 
 // Calls use(unit, mine) for the units of slices number * kSlices and on of a row of `units`, a lane each. All lanes
@@ -144,23 +146,6 @@ MOE_PROTOCOL void sweep(X& x, std::byte* segment, int64_t bytes) {
   MOE_ROLL for (int64_t at = x.thread() * kTaggedWord; at < bytes; at += x.threads() * kTaggedWord) {
     x.putTagged(segment + at, 0, 0, 0, 0);
   }
-}
-
-// Blocks may leave their shares of what arrives to the last one: they note that, and it asks for each of them. All
-// warps of the block.
-template <class X>
-MOE_PROTOCOL void skipShare(X& x, const CommonArgs& common) {
-  if (x.thread() != 0) return;
-  *Workspace(common).skipped(x.block()) = 1;
-  x.arrive(&common.control()->skippedShares);
-}
-template <class X>
-MOE_PROTOCOL bool takeShare(X& x, const CommonArgs& common, int block) {
-  uint32_t* skipped = Workspace(common).skipped(block);
-  bool taken = *skipped != 0;
-  if (!x.barrier(taken)) return false;
-  if (x.thread() == 0) *skipped = 0;
-  return true;
 }
 
 // Which blocks do what. One tells peers what has been read, since its fence takes long; in a dispatch one more counts,

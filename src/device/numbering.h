@@ -28,7 +28,9 @@ struct Numbering {
   template <class NoteId>
   MOE_PROTOCOL void countPart(X& x, const Shape& shape, int32_t begin, int32_t end, NoteId noteId) const {
     bool whole = x.lanes() >= shape.topk;
-    int32_t step = whole ? x.lanes() / shape.topk * shape.topk : x.lanes(), token = x.lane() / shape.topk;
+    auto token = static_cast<int32_t>(shape.byTopk.divide(static_cast<uint32_t>(x.lane())));
+    auto lanes = static_cast<uint32_t>(x.lanes());
+    int32_t step = whole ? static_cast<int32_t>(lanes - shape.byTopk.remainder(lanes)) : x.lanes();
     MOE_ROLL for (int32_t from = begin; from < end; from += step) {
       int32_t i = from + x.lane();
       bool mine = i < end && x.lane() < step;
@@ -38,7 +40,7 @@ struct Numbering {
       uint8_t first = 0;
       if (whole) first = matchFirsts(x, shape, token, id, owner, shape.expertLayout());
       x.warpBarrier();
-      if (mine && !whole) first = findFirsts(ids, owners, i, shape.topk);
+      if (mine && !whole) first = findFirsts(ids, owners, i, shape);
       if (mine) flags[i] = first;
       if (shape.expertLayout() && first & kExpertFirst) x.addShared(&next[shape.nranks + id], 1);
       int32_t rank = first & kRankFirst ? owner : -1;

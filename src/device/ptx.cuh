@@ -54,6 +54,19 @@ __device__ __forceinline__ void fenceSys() {
   asm volatile("fence.acq_rel.sys;" ::: "memory");
 #endif
 }
+// Brings a line closer, without waiting for it.
+__device__ __forceinline__ void prefetch(const void* line) { asm volatile("prefetch.global.L1 [%0];" ::"l"(line)); }
+// Until the kernel before this one is over, if it let this one start earlier; and lets the next one start.
+__device__ __forceinline__ void awaitKernelBefore() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void startKernelAfter() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
 // A tagged word of 16 bytes, in one access.
 struct TaggedWord {
   uint32_t data[3], tag;
@@ -76,6 +89,30 @@ __device__ __forceinline__ void storeTagged(std::byte* word, const TaggedWord& v
   asm volatile("{\n.reg .b128 word;\nmov.b128 word, {%1, %2};\nst.relaxed.sys.global.b128 [%0], word;\n}" ::"l"(word),
                "l"(low), "l"(high)
                : "memory");
+}
+__device__ __forceinline__ uint64_t loadRelaxedGpu(const uint64_t* word) {
+  uint64_t value;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+__device__ __forceinline__ uint64_t loadAcquireGpu(const uint64_t* word) {
+  uint64_t value;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+  return value;
+}
+__device__ __forceinline__ uint64_t addAcqRelGpu(uint64_t* word, uint64_t amount) {
+  uint64_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u64 %0, [%1], %2;" : "=l"(before) : "l"(word), "l"(amount) : "memory");
+  return before;
+}
+// What the word was: `value` has replaced it if that is `expected`.
+__device__ __forceinline__ uint64_t exchangeAcqRelGpu(uint64_t* word, uint64_t expected, uint64_t value) {
+  uint64_t before;
+  asm volatile("atom.cas.acq_rel.gpu.global.b64 %0, [%1], %2, %3;"
+               : "=l"(before)
+               : "l"(word), "l"(expected), "l"(value)
+               : "memory");
+  return before;
 }
 __device__ __forceinline__ uint32_t addAcqRelGpu(uint32_t* word, uint32_t amount) {
   uint32_t before;

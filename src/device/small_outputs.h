@@ -48,13 +48,13 @@ MOE_PROTOCOL void markGaps(const X& x, const DispatchArgs& a, const Places<X>& p
   }
   // Warps take an expert each, or, where they are more, a part of one.
   bool padded = shape.layout == moeLayoutExpertPadded;
-  int64_t local = places.local();
-  int64_t parts = local > 0 ? larger(1, warps / local) : 1;
-  MOE_ROLL for (int64_t at = warp; at < local * parts; at += warps) {
-    auto expert = static_cast<int32_t>(at / parts);
-    int64_t first = places.offsets()[expert] + places.delivered(expert);
+  auto local = static_cast<uint32_t>(places.local()), all = static_cast<uint32_t>(warps);
+  uint32_t parts = local > 0 && all > local ? all / local : 1;
+  MOE_ROLL for (auto at = static_cast<uint32_t>(warp); at < local * parts; at += all) {
+    uint32_t expert = parts == 1 ? at : at / parts;
+    int64_t first = places.offsets()[expert] + places.delivered(static_cast<int32_t>(expert));
     int64_t end = places.offsets()[expert + 1];
-    markEmpty(x, a, first, padded ? end : smaller(end, a.capacity), at % parts, parts);
+    markEmpty(x, a, first, padded ? end : smaller(end, a.capacity), at - expert * parts, parts);
   }
   if (!padded) markEmpty(x, a, places.offsets()[local], a.capacity, warp, warps);
 }

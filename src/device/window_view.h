@@ -8,14 +8,13 @@
 
 namespace moe {
 
-// The number of a dispatch or a combine, and which of the window's buffers it uses. Worked out once an operation: GPUs
-// are slow to divide.
+// The number of a dispatch or a combine, and which of the window's buffers it uses.
 struct Epoch {
-  uint64_t number;
-  int64_t buffer;
+  uint64_t number = 0;
+  int64_t buffer = 0;
 
-  MOE_HD Epoch(uint64_t number, const Shape& shape)
-      : number(number), buffer(static_cast<int64_t>(number % static_cast<uint64_t>(shape.buffers))) {}
+  Epoch() = default;
+  MOE_HD Epoch(uint64_t number, const Shape& shape) : number(number), buffer(shape.byBuffers.wideRemainder(number)) {}
   MOE_HD operator uint64_t() const { return number; }
 };
 

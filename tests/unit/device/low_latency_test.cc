@@ -63,11 +63,11 @@ TEST(Slices, AllOfEveryRowAreTakenOnce) {
         for (int warp = 0; warp < kWarps; ++warp) {
           for (int lane = 0; lane < 32; ++lane) {
             Lane x{lane, warp, kWarps};
-            Slices slices(x, rows, ceilDiv(units, kUnitsPerBlock), share, kShares);
+            Slices slices(x, rows, Divisor(ceilDiv(units, kUnitsPerBlock)), share, kShares);
             Slices::Slice slice;
             while (slices.take(&slice)) {
               forUnits(x, units, slice.number, [&](int64_t unit, bool mine) {
-                if (mine) ++taken.at(static_cast<size_t>(slice.row * units + unit));
+                if (mine) ++taken.at(static_cast<size_t>(int64_t{slice.row} * units + unit));
                 return true;
               });
             }
