@@ -16,6 +16,11 @@ void requireAligned(const void* pointer, size_t to, const char* name) {
   }
 }
 
+int32_t roleOf(const Shape& shape, int payload) {
+  if (payload == 0) return moeRoleTokens;
+  return shape.makesScales(payload) ? moeRoleScales : moeRoleOpaque;
+}
+
 // One array of rows, as the config wants it.
 struct WantedRows {
   std::string name;
@@ -28,16 +33,15 @@ struct WantedRows {
 
 // Entry `entry` of the rows that the caller gives, or of those that it receives.
 WantedRows wantedRows(const Shape& shape, int entry, bool received, int64_t capacity) {
-  int payload = shape.quantizes() && !received && entry > 0 ? entry + 1 : entry;
+  int payload = received ? entry : shape.payloadOfInput(entry);
   WantedRows wanted{
       cat(received ? "receive.rows[" : "args.inputs[", entry, "]"), shape.payloadBytes[payload], "", entry == 0, -1, 1};
-  int firstSide = shape.quantizes() ? Shape::kScales + 1 : 1;
   if (shape.makesScales(payload)) {
     wanted.why = "the words of a row's scales";
     wanted.elementSize = kScaleWord;
     if (shape.scaleOrder == moeScalesByColumn) wanted.columns = capacity;
   } else if (payload > 0) {
-    wanted.why = cat("sideRowBytes[", payload - firstSide, "]");
+    wanted.why = cat("sideRowBytes[", payload - shape.payloadOfInput(1), "]");
   } else if (received) {
     wanted.why = shape.quantizes() ? "hidden, as fp8" : "hidden * element size";
   } else {
@@ -133,8 +137,7 @@ void takeInputs(const Comm& comm, const moeDispatchArgs_t& args, DispatchArgs* p
   for (int input = 0; input < inputs; ++input) {
     const moeRows_t& rows = args.inputs[input];
     int64_t stride = checkRows(rows, wantedRows(shape, input, false, 0), args.numTokens == 0);
-    int payload = shape.quantizes() && input > 0 ? input + 1 : input;
-    plan->inputs[payload] = {static_cast<const std::byte*>(rows.data), stride};
+    plan->inputs[shape.payloadOfInput(input)] = {static_cast<const std::byte*>(rows.data), stride};
   }
 }
 
@@ -355,15 +358,6 @@ moeSizes_t getSizes(Comm& comm, moeHandle* handle) {
   handle->knownEmpty = sizes.requiredRows == 0;
   return sizes;
 }
-
-namespace {
-
-int32_t roleOf(const Shape& shape, int payload) {
-  if (payload == 0) return moeRoleTokens;
-  return shape.makesScales(payload) ? moeRoleScales : moeRoleOpaque;
-}
-
-}  // namespace
 
 bool viewsStand(const Comm& comm, const moeHandle& handle) {
   auto buffers = static_cast<uint64_t>(comm.config().buffers);

@@ -52,6 +52,7 @@ Shape makeShape(const moeConfig_t& config, int nranks, int rank) {
   shape.byRanks = Divisor(nranks);
   shape.byTopk = Divisor(shape.topk);
   shape.byBuffers = Divisor(shape.buffers);
+  shape.byColumnRows = Divisor(config.layout == moeLayoutExpertPadded ? config.capacity : INT32_MAX);
   int64_t arriving = int64_t{nranks} * config.maxTokensPerRank;
   int64_t local = shape.localExperts();
   switch (config.layout) {

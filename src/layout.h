@@ -85,11 +85,14 @@ struct Shape {
   int64_t rowCapacity;                 // output rows in the worst case
   ExpertMap experts;
   Divisor byRanks, byTopk, byBuffers;
+  Divisor byColumnRows;  // rows in a column of scales: one expert's, or more than there are
 
   static constexpr int kScales = 1;
 
   MOE_HD bool quantizes() const { return quantize != moeQuantizeNone; }
   MOE_HD bool makesScales(int payload) const { return quantizes() && payload == kScales; }
+  // The payload that the caller's input number `input` is: it has none for scales that dispatch makes.
+  MOE_HD int payloadOfInput(int input) const { return quantizes() && input > 0 ? input + 1 : input; }
   // Groups of a quantized row, and words of their scales.
   MOE_HD int64_t groups() const { return (hidden + kGroup - 1) / kGroup; }
   MOE_HD int64_t scaleWords() const { return payloadBytes[kScales] / kScaleWord; }

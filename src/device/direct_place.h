@@ -93,7 +93,7 @@ class PlaceJob {
         const RowsOut& out = a_.outputs[payload];
         if (shape_.makesScales(payload) && shape_.scaleOrder == moeScalesByColumn) {
           ScaleOutput scales(shape_, out, false);
-          row.storeColumn(scales.word(to, 0), scales.columnBytes(), layout_.record.payload[payload],
+          row.storeColumn(scales.firstWord(to), scales.wordStride(), layout_.record.payload[payload],
                           shape_.scaleWords());
           continue;
         }

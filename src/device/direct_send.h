@@ -101,7 +101,7 @@ class SendJob {
     if (count == 1 && own == 0) return;
     int first = 0;
     if (layout_.shape.quantizes()) {
-      first = Shape::kScales + 1;
+      first = layout_.shape.payloadOfInput(1);
       const RowsIn& in = a_.inputs[0];
       row.quantize({in.data + token * in.stride, layout_.shape.hidden, layout_.record.payload[0],
                     layout_.record.payload[Shape::kScales], layout_.shape.quantize == moeQuantizeUe8m0});

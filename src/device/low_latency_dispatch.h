@@ -93,6 +93,7 @@ MOE_PROTOCOL bool slotDispatch(X& x, const DispatchArgs& a) {
     if (rollCall.comesLast()) finishSending(a, *epoch);
     return true;
   };
+  // Worked out again by begin(): one epoch for both would be spilled from registers.
   Epoch epoch(before + 1, shape);
   if (!(sends ? sendSlots(x, a, roles, begin) : begin(&epoch))) {
     // Whoever reads the small outputs after a failure does no harm.

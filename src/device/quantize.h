@@ -56,31 +56,30 @@ struct QuantizedPiece {
 class ScaleOutput {
  public:
   MOE_HD ScaleOutput(const Shape& shape, const RowsOut& out, bool byRow)
-      : shape_(shape),
-        out_(out),
-        byRow_(byRow),
-        perMatrix_(shape.layout == moeLayoutExpertPadded ? larger(1, shape.capacity) : INT64_MAX) {}
+      : shape_(shape), out_(out), wordStride_(byRow ? kScaleWord : out.stride), byRow_(byRow) {}
 
-  MOE_HD bool byRow() const { return byRow_; }
-  MOE_HD int64_t columnBytes() const { return out_.stride; }
-  MOE_HD std::byte* word(int64_t row, int64_t word) const {
-    if (byRow_) return out_.data + row * out_.stride + word * kScaleWord;
-    int64_t matrix = row / perMatrix_;
-    return out_.data + (matrix * shape_.scaleWords() + word) * out_.stride + (row - matrix * perMatrix_) * kScaleWord;
+  MOE_HD int64_t wordStride() const { return wordStride_; }
+  // The first of a row's words; the others follow wordStride() bytes apart.
+  MOE_HD std::byte* firstWord(int64_t row) const {
+    if (byRow_) return out_.data + row * out_.stride;
+    int64_t matrix = shape_.byColumnRows.divide(static_cast<uint32_t>(row));
+    int64_t inMatrix = row - matrix * shape_.byColumnRows.value();
+    return out_.data + matrix * shape_.scaleWords() * out_.stride + inMatrix * kScaleWord;
   }
 
   // One of the words in which the low-latency path carries scales: word kWordsPerBlock * b + j has those of the vectors
   // of unit kUnitsPerBlock * b + kGroupVectors * j.
   MOE_HD void storeWord(int64_t row, int64_t from, const uint32_t* data) const {
     int64_t byte = from % kWordsPerBlock;
+    std::byte* to = firstWord(row);
     MOE_UNROLL for (int64_t v = 0; v < Unit::kVectors; ++v) {
       int64_t group = (from / kWordsPerBlock * Unit::kVectors + v) * kWordsPerBlock + byte;
       bool exists = group < shape_.groups();
       if (shape_.quantize != moeQuantizeUe8m0) {
-        if (exists) *reinterpret_cast<uint32_t*>(word(row, group)) = data[v];
+        if (exists) *reinterpret_cast<uint32_t*>(to + group * wordStride_) = data[v];
       } else if (group / kScaleWord < shape_.scaleWords()) {
         uint32_t exponent = exists ? ue8m0Of(__builtin_bit_cast(float, data[v])) : 0;
-        word(row, group / kScaleWord)[byte] = static_cast<std::byte>(exponent);
+        to[group / kScaleWord * wordStride_ + byte] = static_cast<std::byte>(exponent);
       }
     }
   }
@@ -90,8 +89,8 @@ class ScaleOutput {
  private:
   const Shape& shape_;
   RowsOut out_;
+  int64_t wordStride_;
   bool byRow_;
-  int64_t perMatrix_;  // rows
 };
 
 }  // namespace moe

@@ -118,7 +118,7 @@ class Workspace {
   }
   MOE_HD uint32_t* skipped(int64_t block) const { return at<uint32_t>(layout_.workspace.skipped) + block; }
   MOE_HD std::byte* heads(int64_t block) const {
-    return at<std::byte>(layout_.workspace.heads) + block * kMaxBlockWarps * headBytes(layout_.record, layout_.shape);
+    return at<std::byte>(layout_.workspace.heads) + block * kMaxBlockWarps * layout_.slot.headBytes;
   }
   MOE_HD std::byte* places(int block) const {
     return at<std::byte>(layout_.workspace.places + block * layout_.workspace.placeStride);
