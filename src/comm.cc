@@ -197,7 +197,8 @@ void Comm::reachPeers(Bootstrap& bootstrap, const WaitLimit& limit) {
     if (!one.empty()) all += cat(all.empty() ? "" : "; ", one);
   }
   if (!all.empty()) fail(moeUnsupported, all);
-  windows_ = backend_->publish(windows);
+  windows_.all = backend_->publish(windows);
+  std::copy_n(windows.begin(), std::min<size_t>(windows.size(), WindowTable::kNear), windows_.near);
 }
 
 void Comm::requireReady() {

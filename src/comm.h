@@ -90,7 +90,7 @@ class Comm : private WaitGuard {
   Region window_;
   std::vector<Peer> peers_;
   std::byte* workspace_ = nullptr;
-  std::byte* const* windows_ = nullptr;
+  WindowTable windows_{};
 
   std::atomic<bool> aborted_{false};
   std::atomic<bool> finalized_{false};

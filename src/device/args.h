@@ -12,10 +12,20 @@ namespace moe {
 // Which halves of a dispatch to run.
 enum DispatchPhase : int32_t { kPhaseSend = 1, kPhaseReceive = 2, kPhaseBoth = 3 };
 
+// Every rank's window as this rank sees it. The first ranks' travel with the arguments: a GPU need not load them.
+struct WindowTable {
+  static constexpr int kNear = 8;
+
+  std::byte* near[kNear];
+  std::byte* const* all;  // [nranks]
+
+  MOE_HD std::byte* operator[](int rank) const { return rank < kNear ? near[rank] : all[rank]; }
+};
+
 // What every operation knows.
 struct CommonArgs {
   Layout layout;
-  std::byte* const* windows;  // [nranks] every rank's window as this rank sees it
+  WindowTable windows;
   std::byte* workspace;
   std::byte* handle;  // null in a refused call
   int32_t blocks;

@@ -89,7 +89,6 @@ class CudaExec {
   __device__ void addShared(int32_t* word, int32_t amount) { atomicAdd(word, amount); }
   __device__ void addBlock(int32_t* word, int32_t amount) { atomicAdd(word, amount); }
 
-  __device__ void prefetch(const void* line) const { ptx::prefetch(line); }
   __device__ void putTagged(std::byte* word, uint32_t tag, uint32_t a, uint32_t b, uint32_t c) {
     ptx::storeTagged(word, {{a, b, c}, tag});
   }

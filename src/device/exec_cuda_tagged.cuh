@@ -107,17 +107,9 @@ __device__ __forceinline__ int4 vectorOf(const Unit& unit, int vector) {
           static_cast<int>(words[3])};
 }
 
-__device__ __forceinline__ Unit CudaExec::loadUnit(const std::byte* row, int64_t unit, int64_t bytes) {
+// Byte by byte, for rows that do not align: real functions, so that others do not prepare for them.
+__device__ __noinline__ inline Unit loadUnitBytes(const std::byte* row, int64_t unit, int64_t bytes) {
   Unit data{};
-  int64_t first = Unit::vectorAt(unit, 0);
-  if (aligned(row, row, bytes, 16)) {
-#pragma unroll
-    for (int v = 0; v < Unit::kVectors; ++v) {
-      int64_t at = first + v * kUnitsPerBlock * Unit::kVectorBytes;
-      if (at < bytes) takeVector(&data, v, ptx::loadOnce(row + at));
-    }
-    return data;
-  }
 #pragma unroll
   for (int v = 0; v < Unit::kVectors; ++v) {
     auto size = static_cast<int>(Unit::vectorBytes(unit, v, bytes));
@@ -131,8 +123,19 @@ __device__ __forceinline__ Unit CudaExec::loadUnit(const std::byte* row, int64_t
   return data;
 }
 
-// Byte by byte, for rows that do not align.
-__device__ __forceinline__ void storeUnitBytes(std::byte* row, int64_t unit, int64_t bytes, const Unit& data) {
+__device__ __forceinline__ Unit CudaExec::loadUnit(const std::byte* row, int64_t unit, int64_t bytes) {
+  if (!aligned(row, row, bytes, 16)) return loadUnitBytes(row, unit, bytes);
+  Unit data{};
+  int64_t first = Unit::vectorAt(unit, 0);
+#pragma unroll
+  for (int v = 0; v < Unit::kVectors; ++v) {
+    int64_t at = first + v * kUnitsPerBlock * Unit::kVectorBytes;
+    if (at < bytes) takeVector(&data, v, ptx::loadOnce(row + at));
+  }
+  return data;
+}
+
+__device__ __noinline__ inline void storeUnitBytes(std::byte* row, int64_t unit, int64_t bytes, Unit data) {
 #pragma unroll
   for (int v = 0; v < Unit::kVectors; ++v) {
     auto size = static_cast<int>(Unit::vectorBytes(unit, v, bytes));
@@ -148,7 +151,7 @@ template <class RowOf>
 __device__ __forceinline__ void CudaExec::storeUnits(int count, RowOf rowOf, int64_t unit, int64_t bytes,
                                                      const Unit& data) {
   constexpr int64_t kStep = kUnitsPerBlock * Unit::kVectorBytes;
-  int64_t first = Unit::vectorAt(unit, 0);
+  auto first = static_cast<uint32_t>(Unit::vectorAt(unit, 0));
   bool whole = bytes % 16 == 0, exists[Unit::kVectors];
 #pragma unroll
   for (int v = 0; v < Unit::kVectors; ++v) exists[v] = first + v * kStep < bytes;

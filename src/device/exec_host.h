@@ -142,9 +142,6 @@ class HostExec {
     std::atomic_ref<int32_t>(*word).fetch_add(amount, std::memory_order_relaxed);
   }
 
-  // Says that a line of memory will be read.
-  void prefetch(const void*) const {}
-
   // Writes one tagged word, or the four of a unit. Whoever finds the tag finds the data.
   void putTagged(std::byte* word, uint32_t tag, uint32_t a, uint32_t b, uint32_t c);
   void putUnit(std::byte* row, int64_t unit, uint32_t tag, const Unit& data);

@@ -361,7 +361,6 @@ MOE_PROTOCOL bool slotCombineOf(X& x, const CombineArgs& a, RollCall<X>& rollCal
 template <class X>
 MOE_PROTOCOL bool slotCombine(X& x, const CombineArgs& a) {
   // Loaded together with what is known of the first record: a GPU waits for all of it once.
-  x.prefetch(a.common.windows);
   RollCall<X> rollCall(x, a.common);
   CombineStart start{a.common.control()->combineEpoch, consumedBefore(a),
                      a.common.handle ? a.common.handleHead()->refusal : 0};

@@ -55,20 +55,19 @@ MOE_PROTOCOL bool receiveSlots(X& x, const DispatchArgs& a, const Epoch& epoch, 
 // The sending half of a block. begin() says, for all its warps, whether peers' buffers may be written, and with which
 // epoch; it is asked once this block's first tokens are on their way. False if they may not.
 template <class X, class Begin>
-MOE_PROTOCOL bool sendSlots(X& x, const DispatchArgs& a, const SlotRoles& roles, Begin begin) {
+MOE_PROTOCOL bool sendSlots(X& x, const DispatchArgs& a, const SlotRoles& roles, Epoch* epoch, Begin begin) {
   bool carries = x.block() < roles.workers;
   PayloadSender<X> sender(x, a, x.block(), roles.workers);
-  Epoch epoch;
   if (x.block() == roles.router) {
     SlotRouter<X> router(x, a);
     router.count();
-    if (!begin(&epoch)) return false;
-    router.run(epoch);
+    if (!begin(epoch)) return false;
+    router.run(*epoch);
   } else {
     if (carries) sender.lookAhead();
-    if (!begin(&epoch)) return false;
+    if (!begin(epoch)) return false;
   }
-  if (carries) sender.run(epoch);
+  if (carries) sender.run(*epoch);
   return true;
 }
 
@@ -80,7 +79,6 @@ MOE_PROTOCOL bool slotDispatch(X& x, const DispatchArgs& a) {
   bool sends = a.phases & kPhaseSend, receives = a.phases & kPhaseReceive;
   SlotRoles roles(a.common, true);
   // What the operation begins with is loaded together with what is sent first: a GPU waits for all of it once.
-  x.prefetch(a.common.windows);
   RollCall<X> rollCall(x, a.common);
   uint64_t before = sends ? control->dispatchEpoch : a.common.handleHead()->dispatchEpoch - 1;
   Consumed read{0, 0};
@@ -93,9 +91,8 @@ MOE_PROTOCOL bool slotDispatch(X& x, const DispatchArgs& a) {
     if (rollCall.comesLast()) finishSending(a, *epoch);
     return true;
   };
-  // Worked out again by begin(): one epoch for both would be spilled from registers.
-  Epoch epoch(before + 1, shape);
-  if (!(sends ? sendSlots(x, a, roles, begin) : begin(&epoch))) {
+  Epoch epoch;
+  if (!(sends ? sendSlots(x, a, roles, &epoch, begin) : begin(&epoch))) {
     // Whoever reads the small outputs after a failure does no harm.
     if (receives && x.block() == 0) writeNoCounts(x, a);
     return false;

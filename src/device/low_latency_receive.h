@@ -107,7 +107,7 @@ class SlotReceiver {
     // A look at this lane's first unit, while the entries are waited for.
     PayloadUnit first = firstPayloadUnit(x_, layout_, number);
     typename X::Peek peek;
-    bool peeks = first.payload >= 0 && !shape_.makesScales(first.payload);
+    bool peeks = first.mine && !shape_.makesScales(first.payload);
     if (peeks) peek = x_.peekUnit(wordsOf(source, token, first.payload), first.unit);
     if (!takeEntries(source, token)) return false;
     int32_t slot = rows()[shape_.topk];
@@ -116,7 +116,7 @@ class SlotReceiver {
     bool notes = (int64_t{number} + 1) * X::kSlices > layout_.slot.allSlices;
     if (!placeEntries(source, slot, notes)) return false;
     bool ok = forPayloadUnits(x_, layout_, number, [&](int payload, int64_t unit, bool mine) {
-      bool peeked = payload == first.payload && unit == first.unit;
+      bool peeked = peeks && payload == first.payload && unit == first.unit;
       if (shape_.makesScales(payload)) return !mine || takeScales(source, token, unit);
       return !mine || takeUnit(source, token, payload, unit, peeked, peek);
     });
@@ -190,7 +190,7 @@ class SlotReceiver {
     if (!x_.getTagged(from, arrivals_.tag(), Awaited::kRows, source, data)) return false;
     ScaleOutput scales(shape_, outputOf(Shape::kScales), a_.views || shape_.scaleOrder == moeScalesByRow);
     MOE_ROLL for (int k = 0; k < shape_.topk; ++k) {
-      if (rows()[k] >= 0) scales.storeWord(rows()[k], word, data);
+      if (rows()[k] >= 0) scales.storeWord(rows()[k], static_cast<uint32_t>(word), data);
     }
     return true;
   }

@@ -98,9 +98,32 @@ MOE_PROTOCOL bool forUnits(const X& x, int64_t units, int64_t number, Use use) {
   }
   return true;
 }
+// The first unit that forPayloadUnits gives this lane, which may not exist. Payload -1 if the slice does not.
+struct PayloadUnit {
+  int payload;
+  int64_t unit;
+  bool mine;
+};
+template <class X>
+MOE_PROTOCOL PayloadUnit firstPayloadUnit(const X& x, const Layout& layout, int32_t number) {
+  int32_t slice = number * X::kSlices;
+  MOE_ROLL for (int payload = 0; payload < layout.shape.payloads; ++payload) {
+    auto slices = static_cast<int32_t>(layout.slot.slices[payload]);
+    if (slice < slices) {
+      int32_t unit = slice * kUnitsPerBlock + x.lane();
+      return {payload, unit, unit < layout.slot.units[payload]};
+    }
+    slice -= slices;
+  }
+  return {-1, 0, false};
+}
 // The same for a record's payloads, one after the other: use(payload, unit, mine).
 template <class X, class Use>
 MOE_PROTOCOL bool forPayloadUnits(const X& x, const Layout& layout, int32_t number, Use use) {
+  if constexpr (X::kSlices == 1) {
+    PayloadUnit at = firstPayloadUnit(x, layout, number);
+    return at.payload < 0 || x.warpAll(use(at.payload, at.unit, at.mine));
+  }
   int32_t first = 0, begin = number * X::kSlices, end = begin + X::kSlices;
   MOE_ROLL for (int payload = 0; payload < layout.shape.payloads; ++payload) {
     MOE_ROLL for (int32_t slice = begin < first ? first : begin;
@@ -114,24 +137,6 @@ MOE_PROTOCOL bool forPayloadUnits(const X& x, const Layout& layout, int32_t numb
     first += static_cast<int32_t>(layout.slot.slices[payload]);
   }
   return true;
-}
-
-// The first unit that forPayloadUnits gives this lane; payload -1 if there is none.
-struct PayloadUnit {
-  int payload;
-  int64_t unit;
-};
-template <class X>
-MOE_PROTOCOL PayloadUnit firstPayloadUnit(const X& x, const Layout& layout, int64_t number) {
-  int64_t first = 0, slice = number * X::kSlices;
-  MOE_ROLL for (int payload = 0; payload < layout.shape.payloads; ++payload) {
-    int64_t unit = (slice - first) * kUnitsPerBlock + x.lane();
-    if (slice < first + layout.slot.slices[payload]) {
-      return {unit < layout.slot.units[payload] ? payload : -1, unit};
-    }
-    first += layout.slot.slices[payload];
-  }
-  return {-1, 0};
 }
 
 // Whether a buffer is swept once epoch `epoch` has been read: each one is, every so many epochs, but not at the start,

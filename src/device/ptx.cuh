@@ -55,7 +55,6 @@ __device__ __forceinline__ void fenceSys() {
 #endif
 }
 // Brings a line closer, without waiting for it.
-__device__ __forceinline__ void prefetch(const void* line) { asm volatile("prefetch.global.L1 [%0];" ::"l"(line)); }
 // Until the kernel before this one is over, if it let this one start earlier; and lets the next one start.
 __device__ __forceinline__ void awaitKernelBefore() {
 #if __CUDA_ARCH__ >= 900

@@ -69,17 +69,18 @@ class ScaleOutput {
 
   // One of the words in which the low-latency path carries scales: word kWordsPerBlock * b + j has those of the vectors
   // of unit kUnitsPerBlock * b + kGroupVectors * j.
-  MOE_HD void storeWord(int64_t row, int64_t from, const uint32_t* data) const {
-    int64_t byte = from % kWordsPerBlock;
+  MOE_HD void storeWord(int64_t row, uint32_t from, const uint32_t* data) const {
+    constexpr uint32_t kWords = kWordsPerBlock;
+    uint32_t byte = from % kWords, first = (from - byte) * Unit::kVectors + byte;
     std::byte* to = firstWord(row);
-    MOE_UNROLL for (int64_t v = 0; v < Unit::kVectors; ++v) {
-      int64_t group = (from / kWordsPerBlock * Unit::kVectors + v) * kWordsPerBlock + byte;
+    MOE_UNROLL for (uint32_t v = 0; v < Unit::kVectors; ++v) {
+      uint32_t group = first + v * kWords;
       bool exists = group < shape_.groups();
       if (shape_.quantize != moeQuantizeUe8m0) {
         if (exists) *reinterpret_cast<uint32_t*>(to + group * wordStride_) = data[v];
-      } else if (group / kScaleWord < shape_.scaleWords()) {
+      } else if (group / kWords < shape_.scaleWords()) {
         uint32_t exponent = exists ? ue8m0Of(__builtin_bit_cast(float, data[v])) : 0;
-        to[group / kScaleWord * wordStride_ + byte] = static_cast<std::byte>(exponent);
+        to[group / kWords * wordStride_ + byte] = static_cast<std::byte>(exponent);
       }
     }
   }

@@ -49,7 +49,7 @@ class OneRank {
         rows_(static_cast<size_t>(layout_.shape.rowCapacity * kHidden)),
         sums_(kTokens * kHidden) {
     common_.layout = layout_;
-    common_.windows = backend_->publish({window_.get()});
+    common_.windows = {{window_.get()}, backend_->publish({window_.get()})};
     common_.workspace = backend_->allocate(static_cast<size_t>(layout_.workspace.bytes));
     common_.handle = handle_.get();
     *common_.control() = {};
