@@ -78,6 +78,18 @@ if(conformance_sources)
     --gtest_filter=-*Exact*:*_long*:*cuda_*)
   set_tests_properties(conformance.low_latency conformance.low_latency_others PROPERTIES ENVIRONMENT MOE_PATH=2
     TIMEOUT 900)
+  # Small communicators tag their words, and nobody gets expert slots without asking.
+  set(in_other_slots moe_conformance --gtest_brief=1
+    --gtest_filter=*Exact*:*Quantize*:*Refusal*:*Failure*-*_long*:*cuda_*)
+  moe_add_test(signals conformance ${in_other_slots})
+  moe_add_test(expert_slots conformance ${in_other_slots})
+  moe_add_test(expert_slots_signals conformance ${in_other_slots})
+  set_tests_properties(conformance.signals conformance.expert_slots conformance.expert_slots_signals PROPERTIES
+    TIMEOUT 900)
+  set_tests_properties(conformance.signals PROPERTIES ENVIRONMENT "MOE_PATH=2;MOE_FORMAT=2")
+  set_tests_properties(conformance.expert_slots PROPERTIES ENVIRONMENT "MOE_PATH=2;MOE_SLOTS=2;MOE_FORMAT=1")
+  set_tests_properties(conformance.expert_slots_signals PROPERTIES
+    ENVIRONMENT "MOE_PATH=2;MOE_SLOTS=2;MOE_FORMAT=2")
 endif()
 if(MOE_CUDA_ENABLED AND conformance_sources)
   target_compile_definitions(moe_conformance PRIVATE MOE_TEST_CUDA=1)

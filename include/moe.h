@@ -108,10 +108,26 @@ typedef enum moeLayout {
 typedef enum moePath {
   moePathAuto = 0,       /* the library chooses */
   moePathDirect = 1,     /* rows, and signals that tell of them: for batches of any size */
-  moePathLowLatency = 2, /* rows whose every word tells that it has come: for decoding, a few hundred tokens per rank; a
-                            third more bytes on the wire */
+  moePathLowLatency = 2, /* every token has a slot of its own at each rank, so that it leaves before anything is
+                            counted: for decoding, a few hundred tokens per rank */
   moeNumPaths = 3
 } moePath_t;
+
+/* moePathLowLatency: how many copies of a token are sent to a rank that owns several of its experts. */
+typedef enum moeSlots {
+  moeSlotsAuto = 0,   /* the library chooses */
+  moeSlotsRank = 1,   /* one, which the rank puts in all rows that it belongs in */
+  moeSlotsExpert = 2, /* one for each expert; not in moeLayoutRank */
+  moeNumSlots = 3
+} moeSlots_t;
+
+/* moePathLowLatency: how a rank knows that a row has come. */
+typedef enum moeFormat {
+  moeFormatAuto = 0,      /* the library chooses */
+  moeFormatTagged = 1,    /* every word of 16 bytes says so itself: the soonest, with a third more bytes on the wire */
+  moeFormatSignalled = 2, /* a signal follows: the fewest bytes */
+  moeNumFormats = 3
+} moeFormat_t;
 
 typedef enum moeBackend { moeBackendAuto = 0, moeBackendHost = 1, moeBackendCuda = 2, moeNumBackends = 3 } moeBackend_t;
 
@@ -187,8 +203,8 @@ typedef struct moeConfig {
   int32_t buffers;          /* dispatches that may be under way at once, 2 .. 8; default 2 */
   /* Bytes of one row of each side payload. */
   int64_t sideRowBytes[MOE_MAX_SIDE_ROWS];
-  int32_t path;            /* moePath_t; default moePathAuto: low latency for at most 256 tokens per rank, else direct,
-                              unless the setting MOE_PATH names one */
+  int32_t path;            /* moePath_t; default moePathAuto: low latency for at most 512 tokens per rank, or with slots
+                              or format, else direct, unless the setting MOE_PATH names one */
   int32_t backend;         /* moeBackend_t; default moeBackendAuto */
   int32_t numSms;          /* (local) CUDA: most SMs an operation may use; default chosen by the path */
   int32_t timeoutMs;       /* (local) longest wait for another rank; default 10000 */
@@ -201,12 +217,14 @@ typedef struct moeConfig {
   int32_t quantize;   /* moeQuantize_t; default moeQuantizeNone. Else dtype must be moeBfloat16, and every array of
                          received rows has an entry of role moeRoleScales after the tokens: see moeReceive_t */
   int32_t scaleOrder; /* moeScaleOrder_t; default moeScalesByRow */
+  int32_t slots;      /* moeSlots_t; default moeSlotsAuto: rank slots, unless the setting MOE_SLOTS names others */
+  int32_t format;     /* moeFormat_t; default moeFormatAuto: by size, unless the setting MOE_FORMAT names one */
 } moeConfig_t;
 
 #define MOE_CONFIG_INIT                                                                                              \
   {                                                                                                                  \
     sizeof(moeConfig_t), 0, 0, 0, 0, moeBfloat16, moeBfloat16, moeLayoutRank, 1, 0, 0, 0, {0, 0, 0, 0}, moePathAuto, \
-        moeBackendAuto, 0, 0, 0, 0, 0, -1, moeQuantizeNone, moeScalesByRow                                           \
+        moeBackendAuto, 0, 0, 0, 0, 0, -1, moeQuantizeNone, moeScalesByRow, moeSlotsAuto, moeFormatAuto              \
   }
 
 /* What a communicator is, or would be. Sizes in bytes unless named otherwise. */
@@ -229,10 +247,12 @@ typedef struct moeInfo {
   char transport[32];      /* what carries rows to other ranks: "shm", "local" (one process), ... */
   /* Since the struct's second size. */
   int64_t scaleBytes; /* with moeConfig_t.quantize: an output of scales for rowCapacity rows, without a stride */
+  int32_t slots;      /* moePathLowLatency: the moeSlots_t chosen, else 0 */
+  int32_t format;     /* moePathLowLatency: the moeFormat_t chosen, else 0 */
 } moeInfo_t;
 
 #define MOE_INFO_INIT \
-  { sizeof(moeInfo_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0 }
+  { sizeof(moeInfo_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {0}, 0, 0, 0 }
 
 /* Totals of one rank since init. "Bytes" are bytes written into windows, padding included. */
 typedef struct moeStats {

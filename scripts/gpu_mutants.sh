@@ -25,7 +25,10 @@ noticed() {
   local folder=$1 path=$2 status=0
   shift 2
   local libraries=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-  MOE_PATH=$path LD_LIBRARY_PATH=$libraries timeout -k 10 180 "$@" >"$log" 2>&1 || status=$?
+  # 2s: the low-latency path with signals.
+  local settings=(MOE_PATH="${path%s}")
+  if [[ $path == *s ]]; then settings+=(MOE_FORMAT=2); fi
+  env "${settings[@]}" LD_LIBRARY_PATH="$libraries" timeout -k 10 180 "$@" >"$log" 2>&1 || status=$?
   case $status in
     0) able=1; echo "    exit 0:  $*" ;;
     77) echo "    skipped: $*" ;;

@@ -98,6 +98,14 @@ conformance() {
     run "Exact in graphs, cuda_2gpus" 300 env CONFORMANCE_GRAPHS=1 "$bin/moe_conformance" --gtest_brief=1 \
       --gtest_filter='*Exact*cuda_2gpus*-*_long*'
   fi
+  if ((!long && MOE_PATH == 2)); then
+    run "Exact with signals, cuda_2gpus" 300 env MOE_FORMAT=2 "$bin/moe_conformance" --gtest_brief=1 \
+      --gtest_filter='*Exact*cuda_2gpus*-*_long*'
+    run "Exact in expert slots, cuda_2gpus" 300 env MOE_SLOTS=2 MOE_FORMAT=1 "$bin/moe_conformance" --gtest_brief=1 \
+      --gtest_filter='*Exact*cuda_2gpus*-*_long*'
+    run "Exact in expert slots with signals, cuda_2gpus" 300 env MOE_SLOTS=2 MOE_FORMAT=2 CONFORMANCE_GRAPHS=1 \
+      "$bin/moe_conformance" --gtest_brief=1 --gtest_filter='*Exact*cuda_2gpus*-*_long*'
+  fi
 }
 
 hashes() {

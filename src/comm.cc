@@ -371,6 +371,8 @@ moeInfo_t predictInfo(const moeConfig_t& config, const Layout& layout) {
   info.nranks = shape.nranks;
   info.nodes = 1;
   info.path = config.path;
+  info.slots = config.slots;
+  info.format = config.format;
   info.backend = config.backend;
   info.localExperts = shape.localExperts();
   info.firstExpert = shape.experts.first(shape.rank);

@@ -10,7 +10,11 @@ namespace {
 constexpr int kDefaultTimeoutMs = 10000;
 constexpr int kMaxBuffers = 8;
 // The low-latency path is the faster one up to so many tokens per rank: docs/performance.md.
-constexpr int64_t kLowLatencyTokens = 256;
+constexpr int64_t kLowLatencyTokens = 512;
+// Up to so many bytes that a rank may return at once, words with tags are faster than signals: the same.
+constexpr int64_t kTaggedBytes = int64_t{5} << 20;
+constexpr const char* kOnlyLowLatency =
+    "only the low-latency path has a choice there; take moePathLowLatency (2) as config.path, or 0 here";
 constexpr int kMaxRanks = 1 << 16;
 
 void require(bool holds, const char* field, int64_t value, const std::string& rule) {
@@ -71,6 +75,32 @@ void checkQuantize(const moeConfig_t& config) {
        dataTypeName(config.dtype), "), but dispatch quantizes bf16 (0); set dtype to what dispatch is given");
 }
 
+void checkSlots(const moeConfig_t& config) {
+  require(config.slots >= 0 && config.slots < moeNumSlots, "slots", config.slots,
+          "it must be moeSlotsAuto (0), moeSlotsRank (1) or moeSlotsExpert (2)");
+  require(config.format >= 0 && config.format < moeNumFormats, "format", config.format,
+          "it must be moeFormatAuto (0), moeFormatTagged (1) or moeFormatSignalled (2)");
+  require(config.slots != moeSlotsExpert || config.layout != moeLayoutRank, "slots", config.slots,
+          "in moeLayoutRank a token has one row at a rank; take moeSlotsRank (1) or an expert layout");
+}
+
+// What only the low-latency path has. After the path is known.
+void chooseSlots(moeConfig_t* config, int nranks) {
+  if (config->path != moePathLowLatency) {
+    require(config->slots == moeSlotsAuto, "slots", config->slots, kOnlyLowLatency);
+    require(config->format == moeFormatAuto, "format", config->format, kOnlyLowLatency);
+    return;
+  }
+  if (config->slots == moeSlotsAuto && config->layout != moeLayoutRank) config->slots = settings().slots;
+  if (config->slots == moeSlotsAuto) config->slots = moeSlotsRank;
+  if (config->format == moeFormatAuto) config->format = settings().format;
+  if (config->format == moeFormatAuto) {
+    int64_t rows = config->maxTokensPerRank * smaller(config->maxTopk, nranks);
+    bool few = rows <= kTaggedBytes / (config->hidden * dataTypeBytes(config->combineDtype));
+    config->format = few ? moeFormatTagged : moeFormatSignalled;
+  }
+}
+
 // Row numbers are 32-bit in handles; everything that could exceed them is refused here, before any allocation.
 void checkRows(const moeConfig_t& config, int nranks) {
   int64_t local = ceilDiv(config.numExperts, nranks);
@@ -119,6 +149,8 @@ const std::vector<Field>& sharedFields() {
       {"backend", [](const moeConfig_t& c) { return int64_t{c.backend}; }},
       {"quantize", [](const moeConfig_t& c) { return int64_t{c.quantize}; }},
       {"scaleOrder", [](const moeConfig_t& c) { return int64_t{c.scaleOrder}; }},
+      {"slots", [](const moeConfig_t& c) { return int64_t{c.slots}; }},
+      {"format", [](const moeConfig_t& c) { return int64_t{c.format}; }},
   };
   return fields;
 }
@@ -145,6 +177,7 @@ moeConfig_t completeConfig(const moeConfig_t* given, int nranks) {
   checkShape(config);
   checkChoices(config);
   checkQuantize(config);
+  checkSlots(config);
   if (config.quantize == moeQuantizeNone) config.scaleOrder = moeScalesByRow;
   if (config.layout != moeLayoutExpert) config.expertAlign = 1;
   if (config.layout != moeLayoutExpertPadded) {
@@ -155,8 +188,10 @@ moeConfig_t completeConfig(const moeConfig_t* given, int nranks) {
   for (int side = config.numSideRows; side < MOE_MAX_SIDE_ROWS; ++side) config.sideRowBytes[side] = 0;
   if (config.path == moePathAuto) config.path = settings().path;
   if (config.path == moePathAuto) {
-    config.path = config.maxTokensPerRank <= kLowLatencyTokens ? moePathLowLatency : moePathDirect;
+    bool asked = config.slots != moeSlotsAuto || config.format != moeFormatAuto;
+    config.path = asked || config.maxTokensPerRank <= kLowLatencyTokens ? moePathLowLatency : moePathDirect;
   }
+  chooseSlots(&config, nranks);
   checkRows(config, nranks);
   return config;
 }

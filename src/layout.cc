@@ -43,6 +43,8 @@ Shape makeShape(const moeConfig_t& config, int nranks, int rank) {
   shape.chunks = ceilDiv(config.maxTokensPerRank, kChunkTokens);
   shape.quantize = config.quantize;
   shape.scaleOrder = config.scaleOrder;
+  shape.slots = config.slots;
+  shape.format = config.format;
   takePayloads(config, &shape);
   shape.combineRowBytes = config.hidden * dataTypeBytes(config.combineDtype);
   shape.expertAlign = config.expertAlign;
@@ -92,15 +94,21 @@ int64_t payloadUnits(const Shape& shape, int payload) {
 SlotLayout makeSlot(const Shape& shape) {
   SlotLayout slot{};
   Offsets at;
-  at.take((1 + int64_t{shape.topk}) * kTaggedWord);
+  int64_t head = at.take((1 + int64_t{shape.topk}) * kTaggedWord);
   for (int payload = 0; payload < shape.payloads; ++payload) {
     slot.units[payload] = payloadUnits(shape, payload);
     slot.slices[payload] = ceilDiv(slot.units[payload], kUnitsPerBlock);
-    int64_t words = shape.makesScales(payload) ? 1 : kUnitWords;
-    slot.payload[payload] = at.take(slot.slices[payload] * kUnitsPerBlock * words * kTaggedWord, kRecordAlign);
+    int64_t bytes = slot.slices[payload] * kUnitsPerBlock * kTaggedWord;
+    if (!shape.makesScales(payload)) {
+      bytes = shape.signals() ? wholeVectors(shape.payloadBytes[payload]) : bytes * kUnitWords;
+    }
+    slot.payload[payload] = at.take(bytes, kRecordAlign);
     slot.allSlices += slot.slices[payload];
+    if (payload == 0) head = slot.payload[0];
   }
-  slot.stride = at.end(kRecordAlign);
+  slot.copies = shape.expertSlots() ? shape.topk : 1;
+  slot.copyStride = at.end(kRecordAlign) - head;
+  slot.stride = head + slot.copies * slot.copyStride;
   slot.bySlices = Divisor(slot.allSlices);
   slot.bySlicesAndNotes = Divisor(slot.allSlices + 1);
   // The largest share, so that all ranks are told in as many words.
@@ -130,6 +138,7 @@ WindowLayout makeWindow(const Shape& shape, const RecordLayout& record, const Sl
     window.countSignals = at.take(ranks * kSignalStride);
     window.chunkSignals = at.take(ranks * window.chunkStride);
     if (shape.path == moePathLowLatency) {
+      window.slotSignals = at.take(shape.signals() ? 8 * ranks * shape.maxTokens : 0);
       window.slots = at.take(ranks * shape.maxTokens * slot.stride);
       window.taggedCountStride = roundUp(slot.byCountWords.value() * kTaggedWord, kRecordAlign);
       window.taggedCounts = at.take(ranks * window.taggedCountStride);
@@ -145,7 +154,9 @@ WindowLayout makeWindow(const Shape& shape, const RecordLayout& record, const Sl
     window.headSignals = at.take(ranks * kSignalStride);
     window.combineSignals = at.take(ranks * window.chunkStride);
     if (shape.path == moePathLowLatency) {
-      window.taggedRowStride = taggedBytes(shape.combineRowBytes);
+      window.rowSignals = at.take(shape.signals() ? 8 * shape.maxTokens * shape.distinct : 0);
+      window.taggedRowStride =
+          shape.signals() ? roundUp(shape.combineRowBytes, kRecordAlign) : taggedBytes(shape.combineRowBytes);
       window.byRowSlices = Divisor(ceilDiv(rowUnits(shape.combineRowBytes), kUnitsPerBlock));
       window.taggedRows = at.take(shape.maxTokens * shape.distinct * window.taggedRowStride);
       window.taggedHeads = at.take(ranks * kSignalStride);
@@ -239,7 +250,8 @@ int64_t scaleBytes(const Shape& shape) {
 }
 
 int64_t recordBytes(const Layout& layout) {
-  return layout.shape.path == moePathLowLatency ? layout.slot.stride : layout.record.stride;
+  if (layout.shape.path != moePathLowLatency) return layout.record.stride;
+  return layout.slot.stride - (layout.slot.copies - 1) * layout.slot.copyStride;
 }
 
 int64_t partialBytes(const Layout& layout) {

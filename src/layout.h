@@ -80,6 +80,7 @@ struct Shape {
   int64_t payloadBytes[kMaxPayloads];  // bytes of one row of each payload on the wire, tokens first
   int32_t quantize;                    // moeQuantize_t; if any, scales are payload kScales
   int32_t scaleOrder;                  // moeScaleOrder_t
+  int32_t slots, format;               // low latency: moeSlots_t, moeFormat_t
   int64_t combineRowBytes;             // hidden in the combine type
   int64_t expertAlign, capacity;       // capacity: rows per expert in moeLayoutExpertPadded
   int64_t rowCapacity;                 // output rows in the worst case
@@ -96,6 +97,9 @@ struct Shape {
   // Groups of a quantized row, and words of their scales.
   MOE_HD int64_t groups() const { return (hidden + kGroup - 1) / kGroup; }
   MOE_HD int64_t scaleWords() const { return payloadBytes[kScales] / kScaleWord; }
+  // Low latency: whether each of a token's experts gets a copy, and whether signals tell that rows have come.
+  MOE_HD bool expertSlots() const { return slots == moeSlotsExpert; }
+  MOE_HD bool signals() const { return format == moeFormatSignalled; }
   MOE_HD bool expertLayout() const { return layout != moeLayoutRank; }
   MOE_HD int32_t localExperts() const { return experts.count(rank); }
   // Bins that a dispatch counts: one per rank, and in expert layouts one per expert.
@@ -132,6 +136,9 @@ struct RecordLayout {
   int64_t stride;
 };
 
+// A row between its rank and another in the low-latency path where signals follow rows: whole vectors.
+MOE_HD constexpr int64_t wholeVectors(int64_t rowBytes) { return roundUp(rowBytes, 16); }
+
 // Units that carry something of a row, and bytes of its words.
 MOE_HD constexpr int64_t rowUnits(int64_t rowBytes) {
   constexpr int64_t kBlockBytes = kUnitsPerBlock * kUnitBytes;
@@ -147,10 +154,13 @@ MOE_HD inline int64_t headBytes(const RecordLayout& record, const Shape& shape) 
   return roundUp(record.end - record.head + 4 * (int64_t{shape.topk} + 1), 16);
 }
 
-// The same in the low-latency path, in tagged words: one with the record's slot at its rank, -1 if it does not go
-// there, and rankFirsts; one for each of topk entries with id, index and weight; then the units of the payloads.
+// The same in the low-latency path. Tagged words: one with the record's slot at its rank, -1 if it does not go there,
+// and rankFirsts; one for each of topk entries with id, index and weight. Then a copy of the payloads for the rank, or
+// for each entry: units in tagged words, or rows that a signal follows.
 struct SlotLayout {
-  int64_t payload[kMaxPayloads];  // bytes from the slot's start
+  int64_t payload[kMaxPayloads];  // bytes from the slot's start to the first copy
+  int32_t copies;                 // 1, or topk
+  int64_t copyStride;             // bytes from one to the next
   int64_t units[kMaxPayloads];    // of each payload; of scales: tagged words
   int64_t slices[kMaxPayloads];   // blocks of units of each payload
   int64_t allSlices;
@@ -205,7 +215,8 @@ struct WindowLayout {
   int64_t chunkSignals;  // [nranks][chunks] epoch
   int64_t chunkStride;   // bytes from one rank's chunk signals to the next's, dispatch and combine
   // Low latency:
-  int64_t slots;              // [nranks][maxTokens] tagged records
+  int64_t slotSignals;        // [nranks][maxTokens] epoch: a token's payloads have come; if signals tell so
+  int64_t slots;              // [nranks][maxTokens] see SlotLayout
   int64_t taggedCounts;       // [nranks] words: tokens, records and refusal; then the rows of three experts each
   int64_t taggedCountStride;  // bytes from one source's to the next's
   int64_t dispatchBytes;      // of one buffer
@@ -216,7 +227,8 @@ struct WindowLayout {
   int64_t headSignals;     // [nranks] epoch
   int64_t combineSignals;  // [nranks][chunks] epoch
   // Low latency:
-  int64_t taggedRows;       // [maxTokens][distinct] units of partial rows
+  int64_t rowSignals;       // [maxTokens][distinct] epoch: a partial row has come; if signals tell so
+  int64_t taggedRows;       // [maxTokens][distinct] partial rows, in units or with signals
   int64_t taggedRowStride;  // bytes of one partial row
   Divisor byRowSlices;      // slices of one partial row
   int64_t taggedHeads;      // [nranks] words, kSignalStride apart: the low half of dispatchEpoch, and refusal

@@ -38,6 +38,12 @@ const std::vector<Setting>& table() {
       {"MOE_PATH", &Settings::path, 0, 2,
        "moePath_t where config.path is moePathAuto: 0 the library's choice, 1 direct, 2 low latency; the same "
        "everywhere"},
+      {"MOE_SLOTS", &Settings::slots, 0, 2,
+       "moeSlots_t where config.slots is moeSlotsAuto and the layout allows it: 0 the library's choice, 1 a copy per "
+       "rank, 2 a copy per expert; the same everywhere"},
+      {"MOE_FORMAT", &Settings::format, 0, 2,
+       "moeFormat_t where config.format is moeFormatAuto: 0 the library's choice, 1 tagged words, 2 signals; the same "
+       "everywhere"},
   };
   return rows;
 }

@@ -18,6 +18,8 @@ struct Settings {
   int hostWarps = 1;            // MOE_HOST_WARPS
   int allowSharedGpu = 0;       // MOE_ALLOW_SHARED_GPU
   int path = 0;                 // MOE_PATH
+  int slots = 0;                // MOE_SLOTS
+  int format = 0;               // MOE_FORMAT
 };
 
 // The settings of this process. The first call reads the environment, and notes the names it does not know.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The low-latency path's combine: partial rows travel with their tags, and are added as they arrive.
+// The low-latency path's combine: partial rows travel with their tags, or with signals, and are added as they arrive.
 #pragma once
 
 #include "device/expert_rows.h"
@@ -106,6 +106,18 @@ class SlotCombine {
     return true;
   }
 
+  // Tells the sources of the share's records that their rows have come. After sendRows() and a barrier.
+  MOE_PROTOCOL void signalRows() const {
+    auto rows = static_cast<uint32_t>(mostRows() * shape_.nranks), shares = static_cast<uint32_t>(shares_);
+    MOE_ROLL for (auto row = static_cast<uint32_t>(share_ + x_.thread() * shares_); row < rows;
+                  row += static_cast<uint32_t>(x_.threads()) * shares) {
+      uint32_t slot = shape_.byRanks.divide(row);
+      auto source = static_cast<int>(shape_.byRanks.remainder(row));
+      if (slot >= *handle_.sourceRows(source)) continue;
+      x_.signal(windowOf(source).signal(*handle_.token(source, slot), *handle_.ordinal(source, slot)), epoch_);
+    }
+  }
+
   // Waits for the heads of all senders. All threads of the block get the same refusal; false after a failure.
   MOE_PROTOCOL bool awaitHeads(Refusal* refusal) const {
     bool ok = true, fine = true;
@@ -185,7 +197,8 @@ class SlotCombine {
     std::byte* row = windowOf(record.source).row(record.token, record.ordinal);
     forUnits(x_, units_, number, [&](int64_t unit, bool mine) {
       Unit sum = added ? first : unitOf<Number>(record, unit, mine);
-      if (mine) x_.putUnit(row, unit, tag_, sum);
+      if (mine && shape_.signals()) x_.storeUnit(row, unit, wholeVectors(shape_.combineRowBytes), sum);
+      if (mine && !shape_.signals()) x_.putUnit(row, unit, tag_, sum);
       return true;
     });
   }
@@ -195,17 +208,25 @@ class SlotCombine {
   MOE_PROTOCOL bool receiveSlice(const Slices::Slice& slice, int count) const {
     PartialWindow window = windowOf(shape_.rank);
     std::byte* out = a_.output.data + slice.row * a_.output.stride;
+    MOE_ROLL for (int ordinal = 0; shape_.signals() && ordinal < count; ++ordinal) {
+      bool came =
+          x_.wait(window.signal(slice.row, ordinal), epoch_, Awaited::kCombineRows, handle_.goals(slice.row)[ordinal]);
+      if (!x_.warpAll(came)) return false;
+    }
     return forUnits(x_, units_, slice.number, [&](int64_t unit, bool mine) {
       if (!mine) return true;
       UnitSum<Number> sum;
       // A look at the next row's words, while this one's are added.
       typename X::Peek next{};
-      if (count > 0) next = x_.peekUnit(window.row(slice.row, 0), unit);
+      bool tags = !shape_.signals();
+      if (tags && count > 0) next = x_.peekUnit(window.row(slice.row, 0), unit);
       MOE_ROLL for (int ordinal = 0; ordinal < count; ++ordinal) {
         Unit partial;
         typename X::Peek peek = next;
-        if (ordinal + 1 < count) next = x_.peekUnit(window.row(slice.row, ordinal + 1), unit);
-        if (!x_.takePeek(peek, tag_, &partial)) {
+        if (tags && ordinal + 1 < count) next = x_.peekUnit(window.row(slice.row, ordinal + 1), unit);
+        if (!tags) {
+          partial = x_.loadUnit(window.row(slice.row, ordinal), unit, wholeVectors(shape_.combineRowBytes));
+        } else if (!x_.takePeek(peek, tag_, &partial)) {
           int sender = handle_.goals(slice.row)[ordinal];
           const std::byte* row = window.row(slice.row, ordinal);
           if (!x_.getUnit(row, unit, tag_, Awaited::kCombineRows, sender, &partial)) return false;
@@ -346,6 +367,10 @@ MOE_PROTOCOL bool slotCombineOf(X& x, const CombineArgs& a, RollCall<X>& rollCal
     return true;
   };
   if (!(sends ? part.template sendRows<Number>(begin) : begin())) return false;
+  if (sends && a.common.layout.shape.signals()) {
+    x.barrier(true);
+    part.signalRows();
+  }
   if (tells) tellConsumed(x, a.common, start.consumed, x.threads() - 1 - x.thread(), x.threads());
   bool stays = x.barrier(!rollCall.speaks() || rollCall.stays());
   if (!rollCall.receiveAll(stays, [&](int share) { return receivePartials<Number>(x, a, epoch, share); })) return false;

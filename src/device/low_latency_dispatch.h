@@ -67,7 +67,11 @@ MOE_PROTOCOL bool sendSlots(X& x, const DispatchArgs& a, const SlotRoles& roles,
     if (carries) sender.lookAhead();
     if (!begin(epoch)) return false;
   }
-  if (carries) sender.run(*epoch);
+  if (!carries) return true;
+  sender.run(*epoch);
+  if (!a.common.layout.shape.signals()) return true;
+  x.barrier(true);
+  sender.signal(*epoch);
   return true;
 }
 

@@ -76,6 +76,7 @@ class SlotReceiver {
         shape_(layout_.shape),
         arrivals_(arrivals),
         notes_(a, arrivals),
+        epoch_(epoch),
         records_(DispatchWindow(layout_, a.common.window(), epoch).record(0, 0)) {
     std::byte* heads = x.operationScratch();
     if (!heads) heads = Workspace(a.common).heads(x.block());
@@ -107,14 +108,15 @@ class SlotReceiver {
     // A look at this lane's first unit, while the entries are waited for.
     PayloadUnit first = firstPayloadUnit(x_, layout_, number);
     typename X::Peek peek;
-    bool peeks = first.mine && !shape_.makesScales(first.payload);
-    if (peeks) peek = x_.peekUnit(wordsOf(source, token, first.payload), first.unit);
+    bool peeks = first.mine && !shape_.makesScales(first.payload) && !shape_.signals() && !shape_.expertSlots();
+    if (peeks) peek = x_.peekUnit(wordsOf(source, token, first.payload, 0), first.unit);
     if (!takeEntries(source, token)) return false;
     int32_t slot = rows()[shape_.topk];
     if (slot < 0) return true;
     if (slot >= arrivals_.source(source).rows) return broken(source, static_cast<uint64_t>(slot), token);
     bool notes = (int64_t{number} + 1) * X::kSlices > layout_.slot.allSlices;
     if (!placeEntries(source, slot, notes)) return false;
+    if (shape_.signals() && !awaitSignal(source, token)) return false;
     bool ok = forPayloadUnits(x_, layout_, number, [&](int payload, int64_t unit, bool mine) {
       bool peeked = peeks && payload == first.payload && unit == first.unit;
       if (shape_.makesScales(payload)) return !mine || takeScales(source, token, unit);
@@ -165,32 +167,49 @@ class SlotReceiver {
     return x_.warpAll(ok) && (!notes || found == 1) ? true : broken(source, static_cast<uint64_t>(slot), found);
   }
 
-  MOE_PROTOCOL const std::byte* wordsOf(int source, int64_t token, int payload) const {
-    return arrivals_.window().slot(source, token) + layout_.slot.payload[payload];
+  // All lanes of the warp, which may read the payloads then.
+  MOE_PROTOCOL bool awaitSignal(int source, int64_t token) const {
+    return x_.warpAll(x_.wait(arrivals_.window().signal(source, token), epoch_, Awaited::kRows, source));
+  }
+
+  MOE_PROTOCOL const std::byte* wordsOf(int source, int64_t token, int payload, int copy) const {
+    return arrivals_.window().slot(source, token) + layout_.slot.payload[payload] + copy * layout_.slot.copyStride;
   }
 
   // `peek` is of this unit if it is `peeked`.
   MOE_PROTOCOL bool takeUnit(int source, int64_t token, int payload, int64_t unit, bool peeked,
                              const typename X::Peek& peek) const {
-    Unit data;
-    if (!peeked || !x_.takePeek(peek, arrivals_.tag(), &data)) {
-      const std::byte* words = wordsOf(source, token, payload);
-      if (!x_.getUnit(words, unit, arrivals_.tag(), Awaited::kRows, source, &data)) return false;
-    }
     const RowsOut out = outputOf(payload);
-    auto to = [&](int k) { return rows()[k] >= 0 ? out.data + rows()[k] * out.stride : nullptr; };
-    x_.storeUnits(shape_.topk, to, unit, shape_.payloadBytes[payload], data);
+    MOE_ROLL for (int copy = 0; copy < layout_.slot.copies; ++copy) {
+      int first = shape_.expertSlots() ? copy : 0;
+      if (shape_.expertSlots() && rows()[copy] < 0) continue;
+      Unit data;
+      const std::byte* words = wordsOf(source, token, payload, copy);
+      if (shape_.signals()) {
+        data = x_.loadUnit(words, unit, wholeVectors(shape_.payloadBytes[payload]));
+      } else if (!peeked || !x_.takePeek(peek, arrivals_.tag(), &data)) {
+        if (!x_.getUnit(words, unit, arrivals_.tag(), Awaited::kRows, source, &data)) return false;
+      }
+      auto to = [&](int k) { return rows()[first + k] >= 0 ? out.data + rows()[first + k] * out.stride : nullptr; };
+      x_.storeUnits(shape_.expertSlots() ? 1 : shape_.topk, to, unit, shape_.payloadBytes[payload], data);
+    }
     return true;
   }
 
   // A word of scales.
   MOE_PROTOCOL bool takeScales(int source, int64_t token, int64_t word) const {
-    uint32_t data[3];
-    const std::byte* from = wordsOf(source, token, Shape::kScales) + word * kTaggedWord;
-    if (!x_.getTagged(from, arrivals_.tag(), Awaited::kRows, source, data)) return false;
     ScaleOutput scales(shape_, outputOf(Shape::kScales), a_.views || shape_.scaleOrder == moeScalesByRow);
+    bool fetched = false;
+    uint32_t data[3];
     MOE_ROLL for (int k = 0; k < shape_.topk; ++k) {
-      if (rows()[k] >= 0) scales.storeWord(rows()[k], static_cast<uint32_t>(word), data);
+      if (rows()[k] < 0) continue;
+      if (!fetched || shape_.expertSlots()) {
+        int copy = shape_.expertSlots() ? k : 0;
+        const std::byte* from = wordsOf(source, token, Shape::kScales, copy) + word * kTaggedWord;
+        if (!x_.getTagged(from, arrivals_.tag(), Awaited::kRows, source, data)) return false;
+        fetched = true;
+      }
+      scales.storeWord(rows()[k], static_cast<uint32_t>(word), data);
     }
     return true;
   }
@@ -218,6 +237,7 @@ class SlotReceiver {
   const Shape& shape_;
   const SlotArrivals<X>& arrivals_;
   Notes<X> notes_;
+  Epoch epoch_;
   std::byte* records_;  // of views
   std::byte* head_;     // of the warp's record, as RecordLayout has it
 };

@@ -75,6 +75,7 @@ class SlotRouter {
     sendCounts(epoch, x_.threads() - 1 - x_.thread());
     if (x_.warp() < parts_) sendPart(epoch);
     x_.barrier(true);
+    if (shape_.expertSlots() && x_.warp() == 0) countCopies();
     if (x_.thread() == 0) countSent(a_);
   }
 
@@ -166,6 +167,19 @@ class SlotRouter {
       }
       x_.putTagged(windowOf(peer, epoch).counts(shape_.rank, word), tagOf(epoch), data[0], data[1], data[2]);
     }
+  }
+
+  // Where experts get copies, those are the rows that were sent. All lanes of a warp.
+  MOE_PROTOCOL void countCopies() const {
+    MOE_ROLL for (int peer = 0; peer < shape_.nranks; ++peer) {
+      int32_t copies = 0;
+      MOE_ROLL for (int32_t e = x_.lane(); e < shape_.experts.count(peer); e += x_.lanes()) {
+        copies += sums_[shape_.nranks + shape_.experts.first(peer) + e];
+      }
+      copies = x_.scan(copies).total;
+      if (x_.lane() == 0) *work_.sentRows(peer) = copies;
+    }
+    x_.warpBarrier();
   }
 
   // Numbers this warp's entries and tells every rank of them: the expert, the weight, and the index of the row among

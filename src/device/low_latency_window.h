@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the low-latency path writes into windows, in tagged words.
+// What the low-latency path writes into windows.
 #pragma once
 
 #include "device/tagged.h"
@@ -24,6 +24,10 @@ class SlotWindow {
   MOE_HD std::byte* word(int source, int64_t token, int64_t word) const {
     return slot(source, token) + word * kTaggedWord;
   }
+  // Says that all copies of a token's payloads have come.
+  MOE_HD uint64_t* signal(int source, int64_t token) const {
+    return reinterpret_cast<uint64_t*>(base_ + layout_.window.slotSignals) + source * layout_.shape.maxTokens + token;
+  }
   // All tagged words.
   MOE_HD std::byte* words() const { return base_ + layout_.window.slots; }
   MOE_HD int64_t wordBytes() const { return layout_.window.dispatchBytes - layout_.window.slots; }
@@ -43,6 +47,10 @@ class PartialWindow {
   MOE_HD std::byte* row(int64_t token, int64_t ordinal) const {
     return base_ + layout_.window.taggedRows +
            (token * layout_.shape.distinct + ordinal) * layout_.window.taggedRowStride;
+  }
+  // Says that a row has come.
+  MOE_HD uint64_t* signal(int64_t token, int64_t ordinal) const {
+    return reinterpret_cast<uint64_t*>(base_ + layout_.window.rowSignals) + token * layout_.shape.distinct + ordinal;
   }
   // All tagged words.
   MOE_HD std::byte* words() const { return base_ + layout_.window.taggedRows; }

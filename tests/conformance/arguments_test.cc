@@ -2,6 +2,8 @@
 // Bad arguments: refused with the right code and a text that names what is wrong, and nothing breaks.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstdlib>
 #include <cstring>
 
 #include "conformance/world.h"
@@ -62,6 +64,13 @@ const BadConfig kBadConfigs[] = {
     {"QuantizeHalves", [](moeConfig_t& c) { c.quantize = moeQuantizeUe8m0, c.dtype = moeFloat16; }, moeInvalidArgument,
      "fp16"},
     {"ScaleOrderUnknown", [](moeConfig_t& c) { c.scaleOrder = moeNumScaleOrders; }, moeInvalidArgument, "scaleOrder"},
+    {"SlotsUnknown", [](moeConfig_t& c) { c.slots = moeNumSlots; }, moeInvalidArgument, "slots"},
+    {"ExpertSlotsInRankLayout", [](moeConfig_t& c) { c.slots = moeSlotsExpert; }, moeInvalidArgument, "moeLayoutRank"},
+    {"SlotsOnTheDirectPath", [](moeConfig_t& c) { c.path = moePathDirect, c.slots = moeSlotsRank; }, moeInvalidArgument,
+     "low-latency"},
+    {"FormatUnknown", [](moeConfig_t& c) { c.format = -1; }, moeInvalidArgument, "format"},
+    {"FormatOnTheDirectPath", [](moeConfig_t& c) { c.path = moePathDirect, c.format = moeFormatTagged; },
+     moeInvalidArgument, "low-latency"},
     {"CombineUnknown", [](moeConfig_t& c) { c.combineDtype = 77; }, moeInvalidArgument, "combineDtype"},
     {"LayoutUnknown", [](moeConfig_t& c) { c.layout = moeNumLayouts; }, moeInvalidArgument, "layout"},
     {"AlignNegative", [](moeConfig_t& c) { c.layout = moeLayoutExpert, c.expertAlign = -128; }, moeInvalidArgument,
@@ -127,6 +136,23 @@ TEST(Arguments, InfoKnowsTheBytesOfScales) {
   EXPECT_EQ(bytes(moeQuantizeFloat32, moeScalesByColumn), 6 * 32);
   EXPECT_EQ(bytes(moeQuantizeUe8m0, moeScalesByRow), 7 * 2 * 4);
   EXPECT_EQ(bytes(moeQuantizeUe8m0, moeScalesByColumn), 2 * 32);
+}
+
+TEST(Arguments, SlotsAndFormatAreChosenOrAsked) {
+  if (getenv("MOE_SLOTS") || getenv("MOE_FORMAT")) GTEST_SKIP() << "settings choose";
+  moeConfig_t config = smallConfig();
+  config.layout = moeLayoutExpertPadded;
+  auto chosen = [&](int path, int slots, int format) {
+    config.path = path, config.slots = slots, config.format = format;
+    moeInfo_t info = MOE_INFO_INIT;
+    EXPECT_EQ(moePredictInfo(2, 0, &config, &info), moeSuccess) << moeGetLastError();
+    return std::array{info.path, info.slots, info.format};
+  };
+  EXPECT_EQ(chosen(moePathDirect, moeSlotsAuto, moeFormatAuto), (std::array{1, 0, 0}));
+  EXPECT_EQ(chosen(moePathLowLatency, moeSlotsAuto, moeFormatAuto), (std::array{2, 1, 1}));
+  EXPECT_EQ(chosen(moePathLowLatency, moeSlotsExpert, moeFormatSignalled), (std::array{2, 2, 2}));
+  config.maxTokensPerRank = 1 << 20;
+  EXPECT_EQ(chosen(moePathLowLatency, moeSlotsAuto, moeFormatAuto), (std::array{2, 1, 2}));
 }
 
 TEST(Arguments, InfoKeepsAnUnknownTail) {

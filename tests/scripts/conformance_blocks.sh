@@ -19,5 +19,7 @@ run 3 2 'ThreadRanks/Exact.*' 'ThreadRanks/Property.*' 'ThreadRanks/ThreadRanksR
   'ProcessRanks/ProcessRanksFailure.Killed*' 'BigThreads/Exact.Rows/uneven*' 'BigThreads/Exact.Rows/sizes_change*' \
   'BigThreads/Exact.Rows/field_*'
 MOE_PATH=2 run 3 2 'ThreadRanks/Exact.*' 'ThreadRanks/Property.*' 'ThreadRanks/ThreadRanksRefusal.*'
+MOE_PATH=2 MOE_FORMAT=2 run 3 2 'ThreadRanks/Exact.*' 'ThreadRanks/Property.*'
+MOE_PATH=2 MOE_SLOTS=2 run 3 2 'ThreadRanks/Exact.*' 'ThreadRanks/Property.*'
 run 2 1 'ThreadRanks/Exact.Rows/sizes_around*' 'ThreadRanks/Exact.Rows/budget*' 'ThreadRanks/Property.RandomCalls/1'
 run 1 3 'ThreadRanks/Exact.Rows/sizes_around*' 'ThreadRanks/Exact.Rows/budget*' 'ThreadRanks/Property.RandomCalls/2'

@@ -112,6 +112,47 @@ TEST(Slices, PayloadsFollowEachOther) {
   EXPECT_EQ(taken[1], std::vector<int>(5, 1));
 }
 
+// Of two ranks with 8 tokens, 3 entries each.
+Layout layoutOf(int slots, int format) {
+  moeConfig_t config = MOE_CONFIG_INIT;
+  config.maxTokensPerRank = 8;
+  config.hidden = 700;
+  config.numExperts = 6;
+  config.maxTopk = 3;
+  config.layout = moeLayoutExpert;
+  config.numSideRows = 1;
+  config.sideRowBytes[0] = 13;
+  config.buffers = 2;
+  config.path = moePathLowLatency;
+  config.slots = slots;
+  config.format = format;
+  return makeLayout(config, 2, 0, 4);
+}
+
+TEST(SlotLayout, CopiesDoNotOverlapAndSignalsAreNotSwept) {
+  for (int slots : {moeSlotsRank, moeSlotsExpert}) {
+    for (int format : {moeFormatTagged, moeFormatSignalled}) {
+      Layout layout = layoutOf(slots, format);
+      const SlotLayout& slot = layout.slot;
+      bool signals = format == moeFormatSignalled;
+      int64_t sideBytes = signals ? 16 : taggedBytes(13), tokenBytes = signals ? 1400 : taggedBytes(1400);
+      EXPECT_EQ(slot.copies, slots == moeSlotsExpert ? 3 : 1);
+      EXPECT_GE(slot.payload[0], 4 * kTaggedWord) << "after the head's words";
+      EXPECT_GE(slot.payload[1], slot.payload[0] + tokenBytes);
+      EXPECT_GE(slot.payload[0] + slot.copyStride, slot.payload[1] + sideBytes);
+      EXPECT_EQ(slot.stride, slot.payload[0] + slot.copies * slot.copyStride);
+      // Words are swept from the first slot and the first row on.
+      EXPECT_EQ(layout.window.slots - layout.window.slotSignals >= 8 * 2 * 8, signals);
+      EXPECT_EQ(layout.window.taggedRows - layout.window.rowSignals >= 8 * 8 * 2, signals);
+      EXPECT_GE(layout.window.taggedRowStride, tokenBytes);
+    }
+  }
+  EXPECT_LT(recordBytes(layoutOf(moeSlotsRank, moeFormatSignalled)),
+            recordBytes(layoutOf(moeSlotsRank, moeFormatTagged)));
+  EXPECT_LT(partialBytes(layoutOf(moeSlotsRank, moeFormatSignalled)),
+            partialBytes(layoutOf(moeSlotsRank, moeFormatTagged)));
+}
+
 TEST(SlotRoles, EveryBlockHasOneAndEveryRoleABlock) {
   for (int blocks : {1, 2, 3, 4, 132}) {
     CommonArgs common{};
