@@ -20,10 +20,19 @@ done
 # Small communicators take the low-latency path, unless told otherwise.
 right -t 3
 says out '^# path: low-latency, chosen by the library'
+says out '^# slots: of each rank; format: tagged'
 for layout in rank expert expert-padded; do
   right -t 3 --layout "$layout" --dtype fp8 --path direct
   says out '^# path: direct, as asked'
 done
+for slots in rank expert; do
+  for format in tagged signalled; do
+    right -t 3 --layout expert-padded --quant fp8 --slots "$slots" --format "$format"
+    says out "^# slots: of each $slots; format: $format"
+  done
+done
+run 1 "${layer[@]}" -t 2 --slots expert
+says err 'config.slots = 2, but in moeLayoutRank'
 for quant in fp8 fp8-ue8m0; do
   for layout in rank expert expert-padded; do right -t 3 --layout "$layout" --quant "$quant" --hidden 700; done
   right -t 3 --quant "$quant" --path direct --exact

@@ -14,10 +14,10 @@ refuses() {
 }
 
 run 0 --help
-for option in -b -e -f -n -w -c -p -t -g --hidden --experts --topk --dtype --layout --align --exact --budget --ids \
-  --backend --transport --path --op --routing --sms --max-tokens --timeout-ms --stall --seed --json --corrupt \
-  --deterministic --nodes --quant --graph --flush --halves --slots --baseline --init --window --block-m --tune --help \
-  --version; do
+for option in -b -e -f -n -w -c -p -t -g --hidden --experts --topk --dtype --layout --align --exact --budget \
+  --ids --backend --transport --path --op --routing --sms --max-tokens --timeout-ms --stall --seed --json \
+  --corrupt --deterministic --nodes --quant --graph --flush --halves --slots --format --baseline --init \
+  --window --block-m --tune --help --version; do
   says out "(^|[ ,])$option([ ,]|$)"
 done
 run 0 --version
@@ -35,13 +35,15 @@ refuses '--ids int8: unknown value; known: int32, int64' --ids int8
 refuses '--backend tpu: unknown value; known: auto, host, cuda' --backend tpu
 refuses '--op reduce: unknown value; known: roundtrip, dispatch, combine' --op reduce
 refuses '--path scenic: unknown value; known: auto, direct, hybrid, low-latency, bounded, pull' --path scenic
+refuses '--slots token: unknown value; known: auto, expert, rank' --slots token
+refuses '--format json: unknown value; known: auto, tagged, signalled' --format json
 refuses '--transport pigeon: unknown value; known: auto, tcp, verbs' --transport pigeon
 refuses '--routing random: unknown value; known: uniform, zipf:A, node-limited:M, same, masked:P, last, file:PATH' \
   --routing random
 refuses 'Could not convert: -b = many' -b many
 
 # What only other versions have.
-for line in '--slots rank' '--baseline mpi' '--nodes 2' \
+for line in '--baseline mpi' '--nodes 2' \
   '--transport tcp' '--path hybrid' '--path pull' '--window 4096' '--block-m 64' '--tune file'; do
   read -ra words <<<"$line"
   refuses "${words[0]}.*: this version does not have it" "${words[@]}"

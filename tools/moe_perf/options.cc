@@ -34,6 +34,9 @@ constexpr Name<moeBackend_t> kBackends[] = {
     {"auto", moeBackendAuto}, {"host", moeBackendHost}, {"cuda", moeBackendCuda}};
 constexpr Name<moePath_t> kPaths[] = {
     {"auto", moePathAuto}, {"direct", moePathDirect}, {"low-latency", moePathLowLatency}};
+constexpr Name<moeSlots_t> kSlots[] = {{"auto", moeSlotsAuto}, {"expert", moeSlotsExpert}, {"rank", moeSlotsRank}};
+constexpr Name<moeFormat_t> kFormats[] = {
+    {"auto", moeFormatAuto}, {"tagged", moeFormatTagged}, {"signalled", moeFormatSignalled}};
 constexpr Name<Op> kOps[] = {{"roundtrip", Op::kRoundtrip}, {"dispatch", Op::kDispatch}, {"combine", Op::kCombine}};
 constexpr Name<BaselineKind> kBaselines[] = {{"none", BaselineKind::kNone}, {"nccl", BaselineKind::kNccl}};
 constexpr Name<InitKind> kInits[] = {{"auto", InitKind::kAuto}, {"nccl", InitKind::kNccl}};
@@ -51,7 +54,6 @@ struct Later {
 
 const std::vector<Later>& laterOptions() {
   static const std::vector<Later>& table = *new std::vector<Later>{
-      {"--slots", {"auto", "expert", "rank"}, {"auto"}},
       {"--baseline", {"none", "nccl", "mpi"}, {"none", "nccl"}},
       {"--nodes", {}, {"0", "1"}},
       {"--transport", {"auto", "tcp", "verbs"}, {"auto"}},
@@ -149,7 +151,7 @@ void parseStall(const std::string& text, Options* options) {
 // The texts of options that are parsed further once CLI11 has split the command line.
 struct Texts {
   std::string dtype = "bf16", quantize = "none", layout = "rank", ids = "int64", backend = "auto", path = "auto",
-              op = "roundtrip", baseline = "none", init = "auto";
+              slots = "auto", format = "auto", op = "roundtrip", baseline = "none", init = "auto";
   std::string routing = "uniform", stall;
   int check = 1;
   int gpus = 1;
@@ -187,6 +189,10 @@ void declareSizes(CLI::App& app, Options& o, Texts& t) {
 void declareChoices(CLI::App& app, Options& o, Texts& t) {
   app.add_option("--backend", t.backend, "auto, host or cuda (auto)");
   app.add_option("--path", t.path, "auto, direct or low-latency (auto)");
+  app.add_option("--slots", t.slots,
+                 "low latency: a copy of a token for each rank or for each expert: auto, expert or rank (auto)");
+  app.add_option("--format", t.format,
+                 "low latency: words that are tagged, or rows that a signal follows: auto, tagged or signalled (auto)");
   app.add_option("--op", t.op, "what is timed: roundtrip, dispatch or combine (roundtrip)");
   app.add_option("--routing", t.routing,
                  "uniform, zipf:A, node-limited:M, same, masked:P, last or file:PATH (uniform)");
@@ -359,6 +365,8 @@ Options parseOptions(const std::vector<std::string>& arguments) {
   o.ids = parseName("--ids", t.ids, kIdTypes);
   o.backend = parseName("--backend", t.backend, kBackends);
   o.path = parseName("--path", t.path, kPaths);
+  o.slots = parseName("--slots", t.slots, kSlots);
+  o.format = parseName("--format", t.format, kFormats);
   o.op = parseName("--op", t.op, kOps);
   o.baseline = parseName("--baseline", t.baseline, kBaselines);
   o.init = parseName("--init", t.init, kInits);
@@ -392,6 +400,8 @@ const char* nameOf(moeLayout_t value) { return textOf(value, kLayouts); }
 const char* nameOf(moeIdType_t value) { return textOf(value, kIdTypes); }
 const char* nameOf(moeBackend_t value) { return textOf(value, kBackends); }
 const char* nameOf(moePath_t value) { return textOf(value, kPaths); }
+const char* nameOf(moeSlots_t value) { return textOf(value, kSlots); }
+const char* nameOf(moeFormat_t value) { return textOf(value, kFormats); }
 const char* nameOf(Op value) { return textOf(value, kOps); }
 const char* nameOf(BaselineKind value) { return textOf(value, kBaselines); }
 const char* nameOf(InitKind value) { return textOf(value, kInits); }

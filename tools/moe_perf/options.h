@@ -53,6 +53,8 @@ struct Options {
   moeIdType_t ids = moeInt64;
   moeBackend_t backend = moeBackendAuto;
   moePath_t path = moePathAuto;
+  moeSlots_t slots = moeSlotsAuto;
+  moeFormat_t format = moeFormatAuto;
   Op op = Op::kRoundtrip;
   RoutingSpec routing;
   int sms = 0;
@@ -99,6 +101,8 @@ const char* nameOf(moeLayout_t value);
 const char* nameOf(moeIdType_t value);
 const char* nameOf(moeBackend_t value);
 const char* nameOf(moePath_t value);
+const char* nameOf(moeSlots_t value);
+const char* nameOf(moeFormat_t value);
 const char* nameOf(Op value);
 const char* nameOf(BaselineKind value);
 const char* nameOf(InitKind value);

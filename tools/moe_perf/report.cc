@@ -136,6 +136,10 @@ void Report::printHeader(const Json& header) {
   std::fprintf(out_, "# reach: mapped inside a node; transport %s\n", header["transport"].get<std::string>().c_str());
   std::fprintf(out_, "# path: %s, %s\n", header["path"].get<std::string>().c_str(),
                header["path_origin"].get<std::string>().c_str());
+  if (header.contains("slots")) {
+    std::fprintf(out_, "# slots: of each %s; format: %s\n", header["slots"].get<std::string>().c_str(),
+                 header["format"].get<std::string>().c_str());
+  }
   std::fprintf(out_,
                "# layer: hidden %lld, experts %lld, top-%d, %s dispatch%s, %s combine, layout %s, align %lld, ids %s\n",
                static_cast<long long>(o.hidden), static_cast<long long>(o.experts), o.topk, nameOf(o.dtype),

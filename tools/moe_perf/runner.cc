@@ -62,6 +62,8 @@ moeConfig_t configFor(const Options& options, int64_t maxTokens) {
     config.sideRowBytes[0] = TokenData(0, options.dtype, options.quantize, options.hidden).inputScaleBytes();
   }
   config.path = options.path;
+  config.slots = options.slots;
+  config.format = options.format;
   config.backend = options.backend;
   config.numSms = options.sms;
   config.timeoutMs = options.timeoutMs;
@@ -216,6 +218,10 @@ void Runner::emitHeader() {
   header["transport"] = info_.transport;
   header["path"] = nameOf(static_cast<moePath_t>(info_.path));
   header["path_origin"] = options_.path == moePathAuto ? "chosen by the library" : "as asked";
+  if (info_.path == moePathLowLatency) {
+    header["slots"] = nameOf(static_cast<moeSlots_t>(info_.slots));
+    header["format"] = nameOf(static_cast<moeFormat_t>(info_.format));
+  }
   header["routing"] = routing_.describe(options_.last);
   header["output"] = outputOf();
   header["model"] = modelOf();
@@ -320,6 +326,7 @@ void Runner::runRow(int64_t tokens, int64_t maxTokens) {
   }
   Json row = gatherRow(tokens, mine, info_.recordBytes);
   row["path"] = nameOf(static_cast<moePath_t>(info_.path));
+  if (info_.path == moePathLowLatency) row["format"] = nameOf(static_cast<moeFormat_t>(info_.format));
   row["window_bytes"] = info_.windowBytes;
   row["workspace_bytes"] = info_.workspaceBytes;
   if (team_.rank() == 0) world_.emit(row);
