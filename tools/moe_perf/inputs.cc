@@ -10,7 +10,7 @@ namespace {
 
 // More than any cache holds.
 constexpr int64_t kColdBytes = int64_t{128} << 20;
-constexpr int64_t kMaxSets = 4096;
+constexpr int64_t kMaxSets = 4096, kReplaySets = 16384;
 
 }  // namespace
 
@@ -35,9 +35,9 @@ int64_t Inputs::chooseSets(const RunContext& context, int ranks) const {
   // Ranks on the host share a cache; a GPU's has its own.
   if (context.gpu) {
     int64_t calls = int64_t{2} * context.options.iterations + context.options.warmups;
-    // Each replay of a graph has the same inputs. One set is for the call before it.
-    if (context.options.graph) calls = kReplayCalls + 1;
-    return std::clamp<int64_t>(kColdBytes / setBytes + 1, 2, std::clamp<int64_t>(calls, 2, kMaxSets));
+    // Of the sets for replays, those that are used first are out of the cache once the last have been filled.
+    int64_t most = context.options.graph ? kReplaySets : std::clamp<int64_t>(calls, 2, kMaxSets);
+    return std::clamp<int64_t>(kColdBytes / setBytes + 1, 2, most);
   }
   int64_t total = std::min(kColdBytes, availableMemory() / 8);
   int64_t sets = std::clamp<int64_t>(total / (setBytes * ranks) + 1, 2, kMaxSets);

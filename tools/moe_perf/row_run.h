@@ -91,7 +91,7 @@ class RowRun {
   // The other ways to time on a GPU: see row_run_modes.cc.
   void runReplays();
   void timeReplays(Op op, std::vector<double>* us);
-  void dispatchInto(int slot);
+  void dispatchInto(int slot, int64_t call);
   void runCold(int64_t firstCall);
   void timeCold(int64_t firstCall, bool together);
   void enqueueCold(const Batch& batch, bool together);

@@ -23,36 +23,37 @@ constexpr size_t kMarksPerColdCall = 4;
 
 }  // namespace
 
-// Its sizes, and its inputs where there are so many sets, are those of the slot.
-void RowRun::dispatchInto(int slot) {
+// Its sizes are those of the slot.
+void RowRun::dispatchInto(int slot, int64_t call) {
   receive_.sizes = sizes_.deviceAs<moeSizes_t>() + slot;
-  dispatch(slot % inputs_.sets());
+  dispatch(call % inputs_.sets());
 }
 
 void RowRun::runReplays() {
   // A combine can be captured once its handle has had a dispatch.
   begin();
-  dispatchInto(0);
+  dispatchInto(0, 0);
   complete();
   if (options_.op != Op::kCombine) timeReplays(Op::kDispatch, &measures_.dispatchUs);
   if (options_.op != Op::kDispatch) timeReplays(Op::kCombine, &measures_.combineUs);
   if (options_.op == Op::kRoundtrip) timeReplays(Op::kRoundtrip, &measures_.roundtripUs);
 }
 
-// Dispatches alone, combines of one dispatch, or both in turn.
+// Dispatches alone, combines of one dispatch, or both in turn. Each graph has inputs that the ones before it have not.
 void RowRun::timeReplays(Op op, std::vector<double>* us) {
   Gpu& gpu = *context_.gpu;
-  gpu.capture([&] {
-    for (int slot = 1; slot <= kReplayCalls; ++slot) {
-      if (op != Op::kCombine) dispatchInto(slot);
-      if (op != Op::kDispatch) combine();
-    }
-  });
   moeStats_t before = stats();
   for (int i = 0; i < options_.replays(); ++i) {
+    int64_t first = int64_t{i} * kReplayCalls;
+    gpu.capture([&] {
+      for (int slot = 1; slot <= kReplayCalls; ++slot) {
+        if (op != Op::kCombine) dispatchInto(slot, first + slot);
+        if (op != Op::kDispatch) combine();
+      }
+    });
     begin();
     // Untimed, this takes up what the ranks' starts differ by. It is also the dispatch that combines alone are of.
-    dispatchInto(0);
+    dispatchInto(0, first);
     if (op != Op::kDispatch) combine();
     gpu.mark(0);
     gpu.replay();

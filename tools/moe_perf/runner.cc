@@ -226,8 +226,7 @@ void Runner::emitHeader() {
   header["output"] = outputOf();
   header["model"] = modelOf();
   if (baseline_) header["baseline"] = baseline_->describe();
-  header["input_sets"] = options_.graph ? "rotated in each graph, whose replays may find few tokens in the cache"
-                                        : "rotated, so that calls find their tokens out of the cache";
+  header["input_sets"] = "rotated, so that calls find their tokens out of the cache";
   world_.emit(header);
 }
 
