@@ -53,7 +53,7 @@ MOE_PROTOCOL bool receiveSlots(X& x, const DispatchArgs& a, const Epoch& epoch, 
 }
 
 // The sending half of a block. begin() says, for all its warps, whether peers' buffers may be written, and with which
-// epoch; it is asked once this block's first tokens are on their way. False if they may not.
+// epoch, which is left in *epoch; it is asked once this block's first tokens are on their way. False if they may not.
 template <class X, class Begin>
 MOE_PROTOCOL bool sendSlots(X& x, const DispatchArgs& a, const SlotRoles& roles, Epoch* epoch, Begin begin) {
   bool carries = x.block() < roles.workers;

@@ -106,6 +106,7 @@ MOE_PROTOCOL bool forUnits(const X& x, int64_t units, int64_t number, Use use) {
   }
   return true;
 }
+
 // The first unit that forPayloadUnits gives this lane, which may not exist. Payload -1 if the slice does not.
 struct PayloadUnit {
   int payload;
@@ -125,7 +126,8 @@ MOE_PROTOCOL PayloadUnit firstPayloadUnit(const X& x, const Layout& layout, int3
   }
   return {-1, 0, false};
 }
-// The same for a record's payloads, one after the other: use(payload, unit, mine).
+
+// As forUnits for a record's payloads, one after the other: use(payload, unit, mine).
 template <class X, class Use>
 MOE_PROTOCOL bool forPayloadUnits(const X& x, const Layout& layout, int32_t number, Use use) {
   if constexpr (X::kSlices == 1) {

@@ -54,7 +54,6 @@ __device__ __forceinline__ void fenceSys() {
   asm volatile("fence.acq_rel.sys;" ::: "memory");
 #endif
 }
-// Brings a line closer, without waiting for it.
 // Until the kernel before this one is over, if it let this one start earlier; and lets the next one start.
 __device__ __forceinline__ void awaitKernelBefore() {
 #if __CUDA_ARCH__ >= 900

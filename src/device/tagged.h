@@ -17,7 +17,8 @@ struct Unit {
   static constexpr int kVectors = 3, kVectorBytes = 16;
   uint32_t words[kVectors * kVectorBytes / 4];
 
-  // Where a vector lies in its row. Units are numbered in 32 bits, which GPUs work faster with.
+  // Where a vector lies in its row. In 32 bits, which GPUs work faster with: rows have at most 2^30 bytes, and their
+  // words a third more.
   MOE_HD static int64_t vectorAt(int64_t unit, int vector) {
     constexpr uint32_t kUnits = kUnitsPerBlock, kBytes = kUnitBytes;
     auto at = static_cast<uint32_t>(unit), in = at % kUnits;
