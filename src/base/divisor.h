@@ -26,6 +26,7 @@ class Divisor {
   MOE_HD constexpr uint32_t remainder(uint32_t dividend) const { return dividend - divide(dividend) * value_; }
   // The same for dividends below 2^62, and divisors below 2^15.
   MOE_HD constexpr uint32_t wideRemainder(uint64_t dividend) const {
+    if ((value_ & (value_ - 1)) == 0) return static_cast<uint32_t>(dividend) & (value_ - 1);
     constexpr uint32_t kLow = 0x7fffffffu;
     uint32_t high = remainder(static_cast<uint32_t>(dividend >> 31)), low = static_cast<uint32_t>(dividend) & kLow;
     return remainder(high * (remainder(kLow) + 1) + remainder(low));

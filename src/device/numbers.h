@@ -82,6 +82,16 @@ struct Float32 {
 
   MOE_HD static float load(Float32 from) { return from.value; }
   MOE_HD static Float32 store(float value) { return {value}; }
+  // 1 / value, as a division rounds it, for normal values whose reciprocal is normal, too: a GPU divides in many steps.
+  MOE_HD static float reciprocal(float value) {
+#if defined(__CUDA_ARCH__)
+    float rough;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(rough) : "f"(value));
+    return __builtin_fmaf(rough, __builtin_fmaf(-value, rough, 1.0f), rough);
+#else
+    return 1.0f / value;
+#endif
+  }
 };
 
 }  // namespace moe

@@ -17,20 +17,29 @@ struct GroupScale {
   float scale, reciprocal;
 };
 
+// The largest value of e4m3.
+constexpr float kLargestE4m3 = 448.0f;
+
+// value / 448 for finite values, as a division rounds it wherever the quotient is normal.
+MOE_HD inline float dividedByLargest(float value) {
+  constexpr float kReciprocal = 1.0f / kLargestE4m3;
+  float quotient = value * kReciprocal;
+  return __builtin_fmaf(__builtin_fmaf(-quotient, kLargestE4m3, value), kReciprocal, quotient);
+}
+
 // `most`: the largest magnitude of the group, as the bits of a bf16. Those of NaN and infinity are larger than all
 // others.
 MOE_HD inline GroupScale groupScale(uint32_t most, bool powerOfTwo) {
   constexpr uint32_t kInfinity = 0x7f80;
-  constexpr float kLargest = 448.0f, kLeast = 0x1p-126f;
-  if (most >= kInfinity) {
-    float nan = __builtin_bit_cast(float, 0x7fc00000u);
-    return {nan, nan};
-  }
-  float scale = Bfloat16::load({static_cast<uint16_t>(most)}) / kLargest;
+  constexpr float kLeast = 0x1p-126f;
+  float scale = dividedByLargest(Bfloat16::load({static_cast<uint16_t>(most)}));
   if (scale < kLeast) scale = kLeast;
   // Any bit of the fraction carries into the exponent, and is cleared.
   if (powerOfTwo) scale = __builtin_bit_cast(float, (__builtin_bit_cast(uint32_t, scale) + 0x7fffffu) & 0xff800000u);
-  return {scale, 1.0f / scale};
+  float reciprocal = Float32::reciprocal(scale);
+  if (most < kInfinity) return {scale, reciprocal};
+  float nan = __builtin_bit_cast(float, 0x7fc00000u);
+  return {nan, nan};
 }
 
 // A power of two, or NaN, as its exponent.

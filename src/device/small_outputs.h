@@ -32,6 +32,17 @@ MOE_PROTOCOL void markEmpty(const X& x, const DispatchArgs& a, int64_t first, in
       markEmpty(a, row);
 }
 
+// Where experts have the same room each: the rows that thread `thread` of `threads` has to mark.
+template <class X>
+MOE_PROTOCOL void markPadding(const DispatchArgs& a, const Places<X>& places, int64_t thread, int64_t threads) {
+  const Shape& shape = a.common.layout.shape;
+  const Divisor& byRoom = shape.byColumnRows;
+  MOE_ROLL for (int64_t row = thread; row < places.local() * shape.capacity; row += threads) {
+    auto at = static_cast<uint32_t>(row);
+    if (byRoom.remainder(at) >= places.delivered(static_cast<int32_t>(byRoom.divide(at)))) markEmpty(a, row);
+  }
+}
+
 // Marks every output row that no record fills: the share of warp `warp` of the `warps` that do so.
 template <class X>
 MOE_PROTOCOL void markGaps(const X& x, const DispatchArgs& a, const Places<X>& places, int64_t warp, int64_t warps) {
@@ -46,17 +57,19 @@ MOE_PROTOCOL void markGaps(const X& x, const DispatchArgs& a, const Places<X>& p
     if (!a.views) markEmpty(x, a, end, a.capacity, warp, warps);
     return;
   }
+  if (shape.layout == moeLayoutExpertPadded) {
+    markPadding(a, places, warp * x.lanes() + x.lane(), warps * x.lanes());
+    return;
+  }
   // Warps take an expert each, or, where they are more, a part of one.
-  bool padded = shape.layout == moeLayoutExpertPadded;
   auto local = static_cast<uint32_t>(places.local()), all = static_cast<uint32_t>(warps);
   uint32_t parts = local > 0 && all > local ? all / local : 1;
   MOE_ROLL for (auto at = static_cast<uint32_t>(warp); at < local * parts; at += all) {
     uint32_t expert = parts == 1 ? at : at / parts;
     int64_t first = places.offsets()[expert] + places.delivered(static_cast<int32_t>(expert));
-    int64_t end = places.offsets()[expert + 1];
-    markEmpty(x, a, first, padded ? end : smaller(end, a.capacity), at - expert * parts, parts);
+    markEmpty(x, a, first, smaller(places.offsets()[expert + 1], a.capacity), at - expert * parts, parts);
   }
-  if (!padded) markEmpty(x, a, places.offsets()[local], a.capacity, warp, warps);
+  markEmpty(x, a, places.offsets()[local], a.capacity, warp, warps);
 }
 
 // Writes the small outputs, and into the handle what combine needs to know. All threads of one block.
