@@ -119,6 +119,8 @@ hashes() {
     run "hash $layout" 120 "$bin/gpu_hash_check" --layout "$layout" --calls 100 --tokens 600 --stall 300
     run "hash $layout, odd sizes" 120 "$bin/gpu_hash_check" --layout "$layout" --calls 20 --tokens 300 --hidden 121 \
       --experts 257 --topk 9
+    run "hash $layout, few tokens" 120 "$bin/gpu_hash_check" --layout "$layout" --calls 300 --tokens 20 --hidden 1024 \
+      --stall 100
     if [[ $layout != views ]]; then
       run "hash $layout, graphs" 120 "$bin/gpu_hash_check" --layout "$layout" --calls 1000 --tokens 256 --graphs 1 \
         --hidden 1024 --stall 30

@@ -148,10 +148,9 @@ MOE_HD constexpr int64_t taggedBytes(int64_t rowBytes) {
   return ceilDiv(rowUnits(rowBytes), kUnitsPerBlock) * kUnitsPerBlock * kUnitWords * kTaggedWord;
 }
 
-// What a warp of the low-latency path keeps of a record: the head with its arrays, the output row of each entry, and
-// the record's slot.
+// What a warp of the low-latency path keeps of a record: the head with its arrays, and the output row of each entry.
 MOE_HD inline int64_t headBytes(const RecordLayout& record, const Shape& shape) {
-  return roundUp(record.end - record.head + 4 * (int64_t{shape.topk} + 1), 16);
+  return roundUp(record.end - record.head + 4 * int64_t{shape.topk}, 16);
 }
 
 // The same in the low-latency path. Tagged words: one with the record's slot at its rank, -1 if it does not go there,
@@ -254,6 +253,9 @@ struct Control {
   // Totals for moeGetStats.
   uint64_t tokens, selfRows, mappedRows, selfCombineRows, mappedCombineRows;
 };
+
+// Words that an Exec loads together: those of Control that an operation begins with.
+constexpr int kSharedWords = 16;
 
 struct WorkspaceLayout {
   int64_t control;       // Control

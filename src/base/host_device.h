@@ -39,4 +39,13 @@ MOE_HD inline int popcount(uint64_t word) {
 #endif
 }
 
+// The number of the lowest bit that is set; `word` is not 0.
+MOE_HD inline int lowestBit(uint64_t word) {
+#if defined(__CUDA_ARCH__)
+  return __ffsll(static_cast<long long>(word)) - 1;
+#else
+  return __builtin_ctzll(word);
+#endif
+}
+
 }  // namespace moe

@@ -32,8 +32,10 @@ struct CommonArgs {
   int32_t sendBlocks;     // blocks 0 .. sendBlocks-1 send
   int32_t signalBlock;    // tells the peers what has been sent; no lower than those that send
   int32_t receiveBlocks;  // the last receiveBlocks blocks receive; a block may do both
-  int32_t refusal;        // moeResult_t with which this rank refuses its part of the call, else 0
-  Refusal* outcome;       // zero before the call; a refused call is reported here by the last block
+  // Low latency, see spreadOf(): of a row for each own token, and of one for each token of each rank.
+  int32_t ownSpread, allSpread;
+  int32_t refusal;   // moeResult_t with which this rank refuses its part of the call, else 0
+  Refusal* outcome;  // zero before the call; a refused call is reported here by the last block
 
   MOE_HD std::byte* window() const { return windows[layout.shape.rank]; }
   MOE_HD Control* control() const { return reinterpret_cast<Control*>(workspace + layout.workspace.control); }

@@ -9,6 +9,7 @@
 #include "base/settings.h"
 #include "device/cuda_backend.h"
 #include "device/kernels.h"
+#include "device/low_latency_window.h"
 #include "device/row_jobs.h"
 #include "device/window_view.h"
 
@@ -165,7 +166,7 @@ class CudaBackend : public Backend {
     const Shape& shape = args.common.layout.shape;
     CombineLaunch launch{args, {}};
     if (shape.path == moePathLowLatency) {
-      run(Kernel::kSlotCombine, &launch, &launch.op.common, slotSpread(shape), stream);
+      run(Kernel::kSlotCombine, &launch, &launch.op.common, slotSpread(shape, 1), stream);
       return {};
     }
     int64_t most = shape.expertLayout() ? shape.topk : shape.distinct;
@@ -251,13 +252,25 @@ class CudaBackend : public Backend {
  private:
   Outcome slotDispatch(Kernel kernel, DispatchArgs& args, void* stream) {
     const Layout& layout = args.common.layout;
-    Spread spread = kernel == Kernel::kSlotCount ? Spread{1, 1, true} : slotSpread(layout.shape);
+    Spread spread = kernel == Kernel::kSlotCount ? Spread{1, 1, true} : slotSpread(layout.shape, 1 << kMostSpread);
     DispatchLaunch launch{args, {}};
     launch.grid.tableBytes = tableBytes(layout);
-    int64_t scratch = slotScratchBytes(layout, args.numTokens);
+    int64_t scratch = slotScratchBytes(layout);
     if (scratch <= kMostScratchBytes) launch.grid.stream = {1, 1, static_cast<int32_t>(roundUp(scratch, 128))};
-    run(kernel, &launch, &launch.op.common, spread, stream);
+    spreadRows(&launch.op.common, spread.send, args.numTokens);
+    bool few = kernel == Kernel::kSlotDispatch && launch.op.common.allSpread > 0;
+    run(few ? Kernel::kFewRowsDispatch : kernel, &launch, &launch.op.common, spread, stream);
     return {};
+  }
+
+  // A signal tells of what one block has sent, so that blocks cannot share a row there.
+  static void spreadRows(CommonArgs* common, int blocks, int64_t tokens) {
+    const Layout& layout = common->layout;
+    if (layout.shape.signals()) return;
+    common->blocks = blocks;
+    int workers = SlotRoles(*common, true).workers;
+    common->ownSpread = spreadOf(tokens, workers, layout.slot.allSlices);
+    common->allSpread = spreadOf(tokens * layout.shape.nranks, workers, layout.slot.allSlices);
   }
 
   void* pinned(size_t bytes) {
@@ -293,10 +306,10 @@ class CudaBackend : public Backend {
     return shape.maxTokens <= kFewTokens ? spread(24, 60, 2, 5) : spread(9, 14, 2, 5);
   }
 
-  // Low latency: a block for each row that may come, one that routes, and one that tells what was read.
-  Spread slotSpread(const Shape& shape) const {
+  // Low latency: `sharing` blocks for each row that may come, one that counts, and one that tells what was read.
+  Spread slotSpread(const Shape& shape, int64_t sharing) const {
     int limit = numSms_ > 0 ? std::min(numSms_, sms_) : sms_;
-    auto blocks = static_cast<int>(std::min<int64_t>(limit, shape.nranks * shape.maxTokens + 2));
+    auto blocks = static_cast<int>(std::min<int64_t>(limit, sharing * shape.nranks * shape.maxTokens + 2));
     return {blocks, blocks, true};
   }
 
@@ -375,8 +388,7 @@ class CudaBackend : public Backend {
   // begins, on SMs of its own. Measured, that is slower where it takes SMs that the other is just leaving. And where
   // ranks share a GPU, one's kernel may need those SMs to end.
   bool startsEarly(Kernel kernel, int blocks) const {
-    bool lowLatency = kernel == Kernel::kSlotDispatch || kernel == Kernel::kSlotCount || kernel == Kernel::kSlotCombine;
-    return lowLatency && staged_ && 2 * blocks <= sms_ && settings().allowSharedGpu == 0;
+    return lowLatency(kernel) && staged_ && 2 * blocks <= sms_ && settings().allowSharedGpu == 0;
   }
 
   void requireOwnStream(cudaStream_t stream) const {

@@ -30,23 +30,44 @@ MOE_PROTOCOL void tellConsumed(X& x, const CommonArgs& common, const Consumed& c
   }
 }
 
+// The epoch that peers must have read before `epoch` is sent; 0 if none.
+MOE_PROTOCOL uint64_t mustBeConsumed(uint64_t epoch, const Shape& shape) {
+  auto buffers = static_cast<uint64_t>(shape.buffers);
+#ifdef MOE_MUTANT_UNREAD_OVERWRITE
+  buffers = epoch;
+#endif
+  return epoch > buffers ? epoch - buffers : 0;
+}
+
+// Whether the peers that are this thread's have read that already. All warps of a block share the peers, of which the
+// last have less to do than others.
+template <class X>
+MOE_PROTOCOL bool peersHaveConsumed(const X& x, const CommonArgs& common, uint64_t epoch, ConsumedWord word) {
+  uint64_t wanted = mustBeConsumed(epoch, common.layout.shape);
+  bool ok = true;
+  MOE_ROLL for (int peer = x.threads() - 1 - x.thread(); wanted > 0 && peer < common.layout.shape.nranks;
+                peer += x.threads()) {
+    ok = ok && x.sees(word(common.layout, common.window(), peer), wanted);
+  }
+  return ok;
+}
+
 // Waits until every peer has read what this rank sent `buffers` epochs ago. All warps of the block share the peers:
 // true of a thread says nothing of the others' peers. Another block tells `consumed` meanwhile; but it may need the SM
 // that this one waits on, so the first block tells it, too, before it waits. `copies`: the copy engine writes next.
 template <class X>
 MOE_PROTOCOL bool peersConsumed(X& x, const CommonArgs& common, uint64_t epoch, ConsumedWord word,
                                 const Consumed& consumed, bool copies) {
-  const Shape& shape = common.layout.shape;
-  auto buffers = static_cast<uint64_t>(shape.buffers);
-#ifdef MOE_MUTANT_UNREAD_OVERWRITE
-  buffers = epoch;
-#endif
+  uint64_t wanted = mustBeConsumed(epoch, common.layout.shape);
   bool ok = true;
-  MOE_ROLL for (int peer = x.thread(); ok && epoch > buffers && peer < shape.nranks; peer += x.threads()) {
+  MOE_ROLL for (int peer = x.thread(); ok && wanted > 0 && peer < common.layout.shape.nranks; peer += x.threads()) {
     const uint64_t* read = word(common.layout, common.window(), peer);
-    if (copies ? x.has(read, epoch - buffers) : x.sees(read, epoch - buffers)) continue;
+    if (copies ? x.has(read, wanted) : x.sees(read, wanted)) continue;
     if (x.block() == 0) tellConsumed(x, common, consumed, 0, 1);
-    ok = x.wait(read, epoch - buffers, Awaited::kConsumed, peer);
+    // Never given up: what is sent is not left to others.
+    do {
+      ok = x.wait(read, wanted, Awaited::kConsumed, peer);
+    } while (!ok && !x.failed());
   }
   return ok;
 }

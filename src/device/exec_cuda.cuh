@@ -50,6 +50,11 @@ struct DirectRow {
 class CudaExec {
  public:
   static constexpr int kSlices = 1;
+  static constexpr int kTeams = 1;
+  static constexpr bool kSpreads = false;
+
+  __device__ CudaExec team(int) const { return *this; }
+  __device__ int number() const { return 0; }
 
   // All threads of the block. `shared`: sharedBytes(grid).
   __device__ CudaExec(const CudaGrid& grid, Control* control, std::byte* shared);
@@ -58,7 +63,8 @@ class CudaExec {
   __device__ CudaExec(const CudaGrid& grid, std::byte* shared);
 
   // False after a failure of this rank: what earlier operations have left is not to be relied on.
-  __device__ bool usable() const { return !failed_ && block_ >= 0; }
+  __device__ bool usable() const { return block_ >= 0 && !failed_; }
+  __device__ bool failed() const { return ptx::loadRelaxedGpu(grid_.failed) != 0; }
   __device__ int block() const { return block_; }
   __device__ int warp() const { return static_cast<int>(threadIdx.x) / 32; }
   __device__ int warps() const { return static_cast<int>(blockDim.x) / 32; }
@@ -96,6 +102,8 @@ class CudaExec {
   __device__ bool getTagged(const std::byte* word, uint32_t tag, Awaited awaited, int peer, uint32_t* data) const;
   __device__ bool getUnit(const std::byte* row, int64_t unit, uint32_t tag, Awaited awaited, int peer,
                           Unit* data) const;
+  __device__ bool getTaggedPair(const std::byte* word, int64_t stride, uint32_t tag, Awaited awaited, int peer,
+                                uint32_t* data) const;
   struct Peek {
     ptx::TaggedWord words[kUnitWords];
   };
@@ -103,10 +111,20 @@ class CudaExec {
   __device__ bool takePeek(const Peek& peek, uint32_t tag, Unit* data) const;
   __device__ static Unit loadUnit(const std::byte* row, int64_t unit, int64_t bytes);
   __device__ static QuantizedUnit loadQuantized(const std::byte* row, int64_t unit, int64_t elements, bool powerOfTwo);
+  __device__ static void prefetchUnit(const std::byte* row, int64_t unit, int64_t wide, int64_t bytes) {
+    auto first = static_cast<uint32_t>(Unit::vectorAt(unit, 0));
+#pragma unroll
+    for (int v = 0; v < Unit::kVectors; ++v) {
+      int64_t at = wide * (first + static_cast<uint32_t>(v * kUnitsPerBlock * Unit::kVectorBytes));
+      if (at < bytes) ptx::prefetch(row + at);
+    }
+  }
   __device__ static void storeUnit(std::byte* row, int64_t unit, int64_t bytes, const Unit& data);
 
+  template <class RowOf, class Use>
+  __device__ static void forRows(uint64_t rows, RowOf rowOf, Use use);
   template <class RowOf>
-  __device__ static void storeUnits(int count, RowOf rowOf, int64_t unit, int64_t bytes, const Unit& data);
+  __device__ static void storeUnits(uint64_t rows, RowOf rowOf, int64_t unit, int64_t bytes, const Unit& data);
 
   __device__ std::byte* blockScratch(int64_t bytes) { return bytes <= grid_.itemsAt ? shared_ : nullptr; }
   __device__ std::byte* operationScratch() { return grid_.itemsAt > 0 ? shared_ : nullptr; }
@@ -117,6 +135,7 @@ class CudaExec {
   }
   __device__ void warpBarrier() { __syncwarp(); }
   __device__ bool warpAll(bool ok) const { return __all_sync(~0u, ok); }
+  __device__ uint32_t ballot(bool ok) const { return __ballot_sync(~0u, ok); }
   __device__ bool barrier(bool ok) { return __syncthreads_and(ok); }
   __device__ bool started(const uint32_t* ticket, int block) const {
     return ptx::loadRelaxedGpu(ticket) > static_cast<uint32_t>(block);
@@ -129,8 +148,17 @@ class CudaExec {
     *seen = ptx::exchangeAcqRelGpu(word, before, value);
     return *seen == before;
   }
+  // A lane has a word each, so that nothing waits for them here.
+  struct Words {
+    uint64_t mine;
+  };
+  __device__ Words loadWords(const uint64_t* words) const {
+    return {static_cast<const volatile uint64_t*>(words)[lane() % kSharedWords]};
+  }
+  __device__ uint64_t wordOf(const Words& words, int number) const { return __shfl_sync(~0u, words.mine, number); }
   __device__ uint64_t peek(const uint64_t* word) const { return ptx::loadRelaxedGpu(word); }
   __device__ uint64_t look(const uint64_t* word) const { return ptx::loadAcquireGpu(word); }
+  __device__ void hurryUntil(const uint64_t* word, uint32_t value);
   __device__ bool lastBlock(uint32_t* counter, int blocks);
 
   struct Match {
@@ -211,11 +239,44 @@ class CudaExec {
 
   const CudaGrid& grid_;
   int block_;
-  uint32_t failed_ = 0;
+  uint32_t failed_ = 0;  // as one thread of the block sees it
   std::byte* shared_;
   std::byte* items_ = nullptr;
   uint64_t* barriers_ = nullptr;
   uint32_t phases_ = 0;  // of the barriers, a bit a stage
+};
+
+// A part of a block's warps as a block of its own.
+class CudaTeam : public CudaExec {
+ public:
+  static constexpr bool kSpreads = true;
+
+  __device__ CudaTeam(const CudaExec& exec, int number, int threads)
+      : CudaExec(exec), number_(number), first_(number * threads), threads_(threads) {}
+
+  __device__ int number() const { return number_; }
+  __device__ int warp() const { return thread() / 32; }
+  __device__ int warps() const { return threads_ / 32; }
+  __device__ int thread() const { return static_cast<int>(threadIdx.x) - first_; }
+  __device__ int threads() const { return threads_; }
+  __device__ bool barrier(bool ok) { return ptx::barrierAll(1 + number_, threads_, ok); }
+
+ private:
+  int number_, first_, threads_;
+};
+
+// Of operations of few rows.
+class FewRowsExec : public CudaExec {
+ public:
+  static constexpr int kTeams = 2;
+  static constexpr bool kSpreads = true;
+
+  using CudaExec::CudaExec;
+  // This thread's of `teams` teams: 1, or kTeams.
+  __device__ CudaTeam team(int teams) const {
+    int each = teams == 1 ? threads() : threads() / kTeams;
+    return CudaTeam(*this, thread() < each ? 0 : 1, each);
+  }
 };
 
 }  // namespace moe

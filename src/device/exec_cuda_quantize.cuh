@@ -16,43 +16,43 @@ __device__ __forceinline__ bool readsWide(const std::byte* row, int64_t elements
   return reinterpret_cast<uintptr_t>(row) % 16 == 0 && elements % 16 == 0;
 }
 
-// Elements first .. first + 15 of a row of `elements`; zeros past its end.
-template <bool kWide>
-__device__ __forceinline__ void loadWide(const std::byte* row, int64_t first, int64_t elements, WideVector* vector) {
-  const std::byte* from = row + 2 * first;
-  if constexpr (kWide) {
-    bool exists = first < elements;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      int4 words = exists ? ptx::loadOnce(from + 16 * half) : int4{};
-      vector->words[4 * half] = static_cast<uint32_t>(words.x);
-      vector->words[4 * half + 1] = static_cast<uint32_t>(words.y);
-      vector->words[4 * half + 2] = static_cast<uint32_t>(words.z);
-      vector->words[4 * half + 3] = static_cast<uint32_t>(words.w);
-    }
-  } else {
-    // Moves the elements through the vector one by one, so that few registers are in use.
+// Element by element, for rows that do not align: a real function, so that others do not prepare for it. Moves the
+// elements through the vector one by one, so that few registers are in use.
+__device__ __noinline__ inline WideVector loadWideElements(const std::byte* row, int64_t first, int64_t elements) {
+  WideVector vector{};
 #pragma unroll 1
-    for (int e = 0; e < 16; ++e) {
-      uint32_t element = first + e < elements ? reinterpret_cast<const uint16_t*>(from)[e] : 0u;
+  for (int64_t e = first; e < first + 16; ++e) {
+    uint32_t element = e < elements ? reinterpret_cast<const uint16_t*>(row)[e] : 0u;
 #pragma unroll
-      for (int w = 0; w < 7; ++w) vector->words[w] = vector->words[w] >> 16 | vector->words[w + 1] << 16;
-      vector->words[7] = vector->words[7] >> 16 | element << 16;
-    }
+    for (int w = 0; w < 7; ++w) vector.words[w] = vector.words[w] >> 16 | vector.words[w + 1] << 16;
+    vector.words[7] = vector.words[7] >> 16 | element << 16;
   }
+  return vector;
 }
 
-// kCount vectors, whose first elements are kStep apart.
+// Elements first .. first + 15 of a row of `elements`, which has all or none of them.
+__device__ __forceinline__ WideVector loadWideVector(const std::byte* row, int64_t first, int64_t elements) {
+  WideVector vector{};
+  if (first >= elements) return vector;
+  int4 words[2] = {ptx::loadOnce(row + 2 * first), ptx::loadOnce(row + 2 * first + 16)};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    vector.words[4 * half] = static_cast<uint32_t>(words[half].x);
+    vector.words[4 * half + 1] = static_cast<uint32_t>(words[half].y);
+    vector.words[4 * half + 2] = static_cast<uint32_t>(words[half].z);
+    vector.words[4 * half + 3] = static_cast<uint32_t>(words[half].w);
+  }
+  return vector;
+}
+
+// kCount vectors, whose first elements are kStep apart; zeros past the row's end.
 template <int kCount, int kStep>
 __device__ __forceinline__ void loadWide(const std::byte* row, int64_t first, int64_t elements, WideVector* vectors) {
   bool wide = readsWide(row, elements);
 #pragma unroll
   for (int v = 0; v < kCount; ++v) {
-    if (wide) loadWide<true>(row, first + v * kStep, elements, vectors + v);
-  }
-#pragma unroll
-  for (int v = 0; v < kCount; ++v) {
-    if (!wide) loadWide<false>(row, first + v * kStep, elements, vectors + v);
+    vectors[v] =
+        wide ? loadWideVector(row, first + v * kStep, elements) : loadWideElements(row, first + v * kStep, elements);
   }
 }
 

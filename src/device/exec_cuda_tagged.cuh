@@ -34,18 +34,18 @@ __device__ __forceinline__ bool hasCome(const ptx::TaggedWord& word, uint32_t ta
 #endif
 }
 
-// Polls kCount words, kStride bytes apart, all in flight together.
-template <int kCount, int kStride>
-__device__ __forceinline__ bool getWords(const CudaGrid& grid, const std::byte* words, uint32_t tag, Awaited awaited,
-                                         int peer, uint32_t* data) {
-  constexpr int kEager = 64, kPause = 20;
+// Polls kCount words, `stride` bytes apart, all in flight together.
+template <int kCount>
+__device__ __forceinline__ bool getWords(const CudaGrid& grid, const std::byte* words, int64_t stride, uint32_t tag,
+                                         Awaited awaited, int peer, uint32_t* data) {
+  constexpr int kEager = kPollsPerHurry, kPause = 20;
   uint64_t start = 0;
 #pragma unroll 1
   for (int polls = 1;; ++polls) {
     ptx::TaggedWord word[kCount];
     bool came = true;
 #pragma unroll
-    for (int w = 0; w < kCount; ++w) word[w] = ptx::loadTagged(words + w * kStride);
+    for (int w = 0; w < kCount; ++w) word[w] = ptx::loadTagged(words + w * stride);
 #pragma unroll
     for (int w = 0; w < kCount; ++w) {
       came = came && hasCome(word[w], tag);
@@ -54,20 +54,25 @@ __device__ __forceinline__ bool getWords(const CudaGrid& grid, const std::byte* 
     if (came) return true;
     if (polls < kEager) continue;
     __nanosleep(kPause);
+    if (polls % kPollsPerHurry == 0 && mayGiveUp()) return false;
     if (polls % kPollsPerLook != 0) continue;
     if (start == 0) start = ptx::globalTimerNs();
-    if (taggedWaitIsOver(grid, words, kCount, kStride, tag, awaited, peer, start)) return false;
+    if (taggedWaitIsOver(grid, words, kCount, stride, tag, awaited, peer, start)) return false;
   }
 }
 
 __device__ __forceinline__ bool CudaExec::getTagged(const std::byte* word, uint32_t tag, Awaited awaited, int peer,
                                                     uint32_t* data) const {
-  return getWords<1, 0>(grid_, word, tag, awaited, peer, data);
+  return getWords<1>(grid_, word, 0, tag, awaited, peer, data);
 }
 __device__ __forceinline__ bool CudaExec::getUnit(const std::byte* row, int64_t unit, uint32_t tag, Awaited awaited,
                                                   int peer, Unit* data) const {
   constexpr int kStride = kUnitsPerBlock * kTaggedWord;
-  return getWords<kUnitWords, kStride>(grid_, row + Unit::wordAt(unit, 0), tag, awaited, peer, data->words);
+  return getWords<kUnitWords>(grid_, row + Unit::wordAt(unit, 0), kStride, tag, awaited, peer, data->words);
+}
+__device__ __forceinline__ bool CudaExec::getTaggedPair(const std::byte* word, int64_t stride, uint32_t tag,
+                                                        Awaited awaited, int peer, uint32_t* data) const {
+  return getWords<2>(grid_, word, stride, tag, awaited, peer, data);
 }
 
 __device__ __forceinline__ CudaExec::Peek CudaExec::peekUnit(const std::byte* row, int64_t unit) const {
@@ -147,32 +152,52 @@ __device__ __noinline__ inline void storeUnitBytes(std::byte* row, int64_t unit,
   }
 }
 
-template <class RowOf>
-__device__ __forceinline__ void CudaExec::storeUnits(int count, RowOf rowOf, int64_t unit, int64_t bytes,
-                                                     const Unit& data) {
-  constexpr int64_t kStep = kUnitsPerBlock * Unit::kVectorBytes;
-  auto first = static_cast<uint32_t>(Unit::vectorAt(unit, 0));
-  bool whole = bytes % 16 == 0, exists[Unit::kVectors];
-#pragma unroll
-  for (int v = 0; v < Unit::kVectors; ++v) exists[v] = first + v * kStep < bytes;
+// Lanes work out a row's address each, and hand it to all.
+template <class RowOf, class Use>
+__device__ __forceinline__ void CudaExec::forRows(uint64_t rows, RowOf rowOf, Use use) {
+  auto lane = threadIdx.x % 32;
 #pragma unroll 1
-  for (int k = 0; k < count; ++k) {
-    std::byte* row = rowOf(k);
-    if (!row) continue;
-    if (!whole || reinterpret_cast<uintptr_t>(row) % 16 != 0) {
-      storeUnitBytes(row, unit, bytes, data);
-      continue;
-    }
-#pragma unroll
-    for (int v = 0; v < Unit::kVectors; ++v) {
-      if (exists[v]) ptx::storeGlobal(row + first + v * kStep, vectorOf(data, v));
-    }
+  for (uint32_t first = 0; rows != 0; first += 32, rows >>= 32) {
+    auto left = static_cast<uint32_t>(rows);
+    uint64_t mine = left >> lane & 1 ? reinterpret_cast<uint64_t>(rowOf(static_cast<int>(first + lane))) : 0;
+#pragma unroll 1
+    for (; left != 0; left &= left - 1) use(reinterpret_cast<std::byte*>(__shfl_sync(~0u, mine, __ffs(left) - 1)));
   }
 }
 
 __device__ __forceinline__ void CudaExec::storeUnit(std::byte* row, int64_t unit, int64_t bytes, const Unit& data) {
-  storeUnits(
-      1, [row](int) { return row; }, unit, bytes, data);
+  if (!aligned(row, row, bytes, 16)) {
+    storeUnitBytes(row, unit, bytes, data);
+    return;
+  }
+  constexpr int64_t kStep = kUnitsPerBlock * Unit::kVectorBytes;
+  auto first = static_cast<uint32_t>(Unit::vectorAt(unit, 0));
+#pragma unroll
+  for (int v = 0; v < Unit::kVectors; ++v) {
+    if (first + v * kStep < bytes) ptx::storeGlobal(row + first + v * kStep, vectorOf(data, v));
+  }
+}
+
+template <class RowOf>
+__device__ __forceinline__ void CudaExec::storeUnits(uint64_t rows, RowOf rowOf, int64_t unit, int64_t bytes,
+                                                     const Unit& data) {
+  constexpr uint32_t kStep = kUnitsPerBlock * Unit::kVectorBytes;
+  auto first = static_cast<uint32_t>(Unit::vectorAt(unit, 0)), size = static_cast<uint32_t>(bytes);
+  bool exists[Unit::kVectors];
+#pragma unroll
+  for (int v = 0; v < Unit::kVectors; ++v) exists[v] = first + v * kStep < size;
+  forRows(rows, rowOf, [&](std::byte* row) {
+    if ((size | static_cast<uint32_t>(reinterpret_cast<uintptr_t>(row))) % 16 != 0) {
+      storeUnitBytes(row, unit, bytes, data);
+      return;
+    }
+    // One address for all: a register that a store reads cannot be written again for long.
+    std::byte* to = ptx::opaque(row + first);
+#pragma unroll
+    for (int v = 0; v < Unit::kVectors; ++v) {
+      if (exists[v]) ptx::storeGlobal(to + v * kStep, vectorOf(data, v));
+    }
+  });
 }
 
 }  // namespace moe

@@ -6,6 +6,31 @@
 
 namespace moe {
 
+// See hurryUntil; for all threads of the block.
+struct Hurry {
+  const uint64_t* word;
+  uint32_t value;
+};
+__device__ __forceinline__ volatile Hurry& hurry() {
+  __shared__ Hurry shared;
+  return shared;
+}
+
+__device__ inline void CudaExec::hurryUntil(const uint64_t* word, uint32_t value) {
+  hurry().value = value;
+  __threadfence_block();
+  hurry().word = word;
+}
+
+// Whether a wait that has lasted a while is given up.
+__device__ __noinline__ inline bool mayGiveUp() {
+  const uint64_t* word = hurry().word;
+  if (!word) return false;
+  __threadfence_block();
+  auto now = static_cast<uint32_t>(ptx::loadRelaxedGpu(word));
+  return static_cast<int32_t>(now - hurry().value) < 0;
+}
+
 // Blocks number themselves in the order in which they start, so that one which waits for a lower number waits for a
 // block that runs or has run. After a failure they get no number.
 __device__ inline CudaExec::CudaExec(const CudaGrid& grid, Control* control, std::byte* shared) : grid_(grid) {
@@ -14,6 +39,7 @@ __device__ inline CudaExec::CudaExec(const CudaGrid& grid, Control* control, std
     uint32_t failed = ptx::loadRelaxedGpu(grid.failed);
     int started = static_cast<int>(atomicAdd(&control->ticket, 1));
     ticket = failed ? -1 : started;
+    hurry().word = nullptr;
   }
   shared_ = shared;
   std::byte* items = shared + grid.itemsAt;
@@ -29,7 +55,13 @@ __device__ inline CudaExec::CudaExec(const CudaGrid& grid, Control* control, std
 }
 
 __device__ inline CudaExec::CudaExec(const CudaGrid& grid, std::byte* shared)
-    : grid_(grid), block_(static_cast<int>(blockIdx.x)), failed_(ptx::loadRelaxedGpu(grid.failed)), shared_(shared) {}
+    : grid_(grid), block_(static_cast<int>(blockIdx.x)), shared_(shared) {
+  // Whoever waits before the first barrier waits for long only if this is seen.
+  if (threadIdx.x == 0) {
+    hurry().word = nullptr;
+    failed_ = ptx::loadRelaxedGpu(grid.failed);
+  }
+}
 
 __device__ inline bool CudaExec::lastBlock(uint32_t* counter, int blocks) {
   __shared__ uint32_t arrived;
@@ -91,6 +123,7 @@ struct PollPause {
   }
 };
 constexpr int kPollsPerLook = 512;
+constexpr int kPollsPerHurry = 64;  // some 20 us
 
 // Whether waiting for a word that polls have not seen is over: true if its value has come after all, or after a
 // failure, which is reported.
@@ -117,6 +150,7 @@ __device__ __noinline__ inline bool pollUntil(const CudaGrid& grid, const uint64
     for (int polls = 0; polls < kPollsPerLook; ++polls) {
       if (ptx::loadRelaxedSys(word) >= expected) return true;
       PollPause::after(polls);
+      if (polls % kPollsPerHurry == kPollsPerHurry - 1 && mayGiveUp()) return false;
     }
     if (waitIsOver(grid, word, expected, awaited, peer, start)) return ptx::loadAcquireSys(word) >= expected;
   }

@@ -75,8 +75,29 @@ bool HostExec::wait(const uint64_t* word, uint64_t expected, Awaited awaited, in
       word, expected, awaited, peer);
 }
 
+bool HostExec::failed() const {
+  return std::atomic_ref<uint32_t>(grid_.failure.claimed).load(std::memory_order_relaxed) != 0;
+}
+
+void HostExec::hurryUntil(const uint64_t* word, uint32_t value) {
+  HostGrid::Block& mine = *grid_.blockState[static_cast<size_t>(block_)];
+  mine.awaitedValue.store(value, std::memory_order_relaxed);
+  mine.awaited.store(word, std::memory_order_release);
+}
+
+bool HostExec::mayGiveUp() const {
+  const HostGrid::Block& mine = *grid_.blockState[static_cast<size_t>(block_)];
+  const uint64_t* word = mine.awaited.load(std::memory_order_acquire);
+  if (!word) return false;
+  auto now =
+      static_cast<uint32_t>(std::atomic_ref<uint64_t>(*const_cast<uint64_t*>(word)).load(std::memory_order_relaxed));
+  return static_cast<int32_t>(now - mine.awaitedValue.load(std::memory_order_relaxed)) < 0;
+}
+
 bool HostExec::waitSlow(Look look, const void* word, uint64_t expected, Awaited awaited, int peer) {
+  constexpr auto kHurry = std::chrono::milliseconds(1);
   Backoff backoff;
+  Deadline hurry = Deadline::in(kHurry);
   Deadline deadline = Deadline::in(grid_.guard->patience());
   while (true) {
     // The guard first, the word after it: what a rank wrote before it left still counts.
@@ -88,7 +109,7 @@ bool HostExec::waitSlow(Look look, const void* word, uint64_t expected, Awaited 
       fail(verdict, awaited, verdict == moeTimeout ? peer : grid_.guard->blame(peer), expected, seen);
       return false;
     }
-    if (std::atomic_ref<uint32_t>(grid_.failure.claimed).load(std::memory_order_relaxed) != 0) return false;
+    if (failed() || (hurry.passed() && mayGiveUp())) return false;
     backoff.pause();
   }
 }

@@ -58,6 +58,9 @@ struct HostGrid {
     explicit Block(int warps) : barrier(warps) {}
     HostBarrier barrier;
     uint32_t shared = 0;
+    // See HostExec::hurryUntil.
+    std::atomic<const uint64_t*> awaited{nullptr};
+    std::atomic<uint32_t> awaitedValue{0};
   };
   std::vector<std::unique_ptr<Block>> blockState;
 };
@@ -77,6 +80,8 @@ class HostExec {
 
   // False after a failure of this rank: what earlier operations have left is not to be relied on.
   bool usable() const { return true; }
+  // Whether this operation has failed by now.
+  bool failed() const;
   int block() const { return block_; }
   int warp() const { return warp_; }
   int warps() const { return grid_.warps; }
@@ -88,6 +93,14 @@ class HostExec {
   int thread() const { return warp_; }  // within the block
   int threads() const { return grid_.warps; }
 
+  // Some of a block's warps, which work apart from the others and are as a block of their own: team number() of
+  // `teams`, 1 or kTeams. Hosts have few warps: all of them do one thing after the other, and no row is shared by
+  // blocks.
+  static constexpr int kTeams = 1;
+  static constexpr bool kSpreads = false;
+  HostExec team(int) const { return *this; }
+  int number() const { return 0; }
+
   // Whether *word >= value already, so that wait() would not wait.
   bool has(const uint64_t* word, uint64_t value) const {
     return std::atomic_ref<uint64_t>(*const_cast<uint64_t*>(word)).load(std::memory_order_acquire) >= value;
@@ -95,7 +108,7 @@ class HostExec {
   // The same, if the copy engine is not used next.
   bool sees(const uint64_t* word, uint64_t value) const { return has(word, value); }
   // Waits until *word >= expected; data that its writer wrote before may then be read. False after a failure, which is
-  // recorded. `peer` is the rank whose doing is awaited.
+  // recorded, or when the wait is given up. `peer` is the rank whose doing is awaited.
   bool wait(const uint64_t* word, uint64_t expected, Awaited awaited, int peer);
   // Makes everything that this thread wrote, or learned of through a barrier or arrive, visible to who sees the value.
   void signal(uint64_t* word, uint64_t value) {
@@ -142,13 +155,21 @@ class HostExec {
     std::atomic_ref<int32_t>(*word).fetch_add(amount, std::memory_order_relaxed);
   }
 
+  // From now on this block's waits are given up, without a failure, if they have lasted a while and the low half of
+  // *word is still below `value`. One thread.
+  void hurryUntil(const uint64_t* word, uint32_t value);
+
   // Writes one tagged word, or the four of a unit. Whoever finds the tag finds the data.
   void putTagged(std::byte* word, uint32_t tag, uint32_t a, uint32_t b, uint32_t c);
   void putUnit(std::byte* row, int64_t unit, uint32_t tag, const Unit& data);
-  // Waits for a word with that tag, or for four, and takes the data. False after a failure, which is recorded. `peer`
-  // is the rank whose doing is awaited.
+  // Waits for a word with that tag, or for four, and takes the data. False after a failure, which is recorded, or when
+  // the wait is given up. `peer` is the rank whose doing is awaited.
   bool getTagged(const std::byte* word, uint32_t tag, Awaited awaited, int peer, uint32_t* data);
   bool getUnit(const std::byte* row, int64_t unit, uint32_t tag, Awaited awaited, int peer, Unit* data);
+  // Two words, `stride` bytes apart.
+  bool getTaggedPair(const std::byte* word, int64_t stride, uint32_t tag, Awaited awaited, int peer, uint32_t* data) {
+    return getTagged(word, tag, awaited, peer, data) && getTagged(word + stride, tag, awaited, peer, data + 3);
+  }
   // Looks at the four words of a unit without waiting for them; takePeek says whether they had come. Hosts need not
   // look ahead.
   struct Peek {};
@@ -172,17 +193,24 @@ class HostExec {
     }
   }
 
-  // storeUnit() for rows rowOf(0) .. rowOf(count - 1), as far as they are not null.
+  // Calls use(rowOf(k)) for each bit k of `rows`, which all lanes have in common, in their order. All lanes of the
+  // warp.
+  template <class RowOf, class Use>
+  static void forRows(uint64_t rows, RowOf rowOf, Use use) {
+    for (; rows != 0; rows &= rows - 1) use(rowOf(lowestBit(rows)));
+  }
+  // storeUnit() for those rows.
   template <class RowOf>
-  static void storeUnits(int count, RowOf rowOf, int64_t unit, int64_t bytes, const Unit& data) {
-    for (int k = 0; k < count; ++k) {
-      if (std::byte* row = rowOf(k)) storeUnit(row, unit, bytes, data);
-    }
+  static void storeUnits(uint64_t rows, RowOf rowOf, int64_t unit, int64_t bytes, const Unit& data) {
+    forRows(rows, rowOf, [&](std::byte* row) { storeUnit(row, unit, bytes, data); });
   }
 
   // As loadUnit, of a row of `elements` elements of bf16, as e4m3. All lanes of the warp, whose units belong to one
   // block.
   static QuantizedUnit loadQuantized(const std::byte* row, int64_t unit, int64_t elements, bool powerOfTwo);
+  // Has a unit brought closer whose vectors are `wide` times as long, in a row of `bytes` bytes. Hosts do that
+  // themselves.
+  static void prefetchUnit(const std::byte*, int64_t, int64_t, int64_t) {}
 
   // Fast memory of the block until the next streamRows or reduceRows, or null where there is none of that size. All
   // threads say when they are done with it, before a barrier.
@@ -195,6 +223,8 @@ class HostExec {
 
   void warpBarrier() {}
   bool warpAll(bool ok) const { return ok; }
+  // A bit for each lane that says so.
+  uint32_t ballot(bool ok) const { return ok ? 1 : 0; }
   // All warps of the block; true if all said ok.
   bool barrier(bool ok) { return grid_.blockState[static_cast<size_t>(block_)]->barrier.arrive(ok); }
   // True if block `block` runs or has run; `ticket` counts those that have started. One thread.
@@ -211,6 +241,13 @@ class HostExec {
     return std::atomic_ref<uint64_t>(*word).compare_exchange_strong(*seen, value, std::memory_order_acq_rel,
                                                                     std::memory_order_acquire);
   }
+  // The first kSharedWords words from there on, and one of them: what they were at some time between the two. All lanes
+  // of the warp.
+  struct Words {
+    const uint64_t* first;
+  };
+  Words loadWords(const uint64_t* words) const { return {words}; }
+  uint64_t wordOf(const Words& words, int number) const { return words.first[number]; }
   // Such a word; peek() says nothing of what came before its value, and so costs others nothing.
   uint64_t peek(uint64_t* word) const { return std::atomic_ref<uint64_t>(*word).load(std::memory_order_relaxed); }
   uint64_t look(uint64_t* word) const { return std::atomic_ref<uint64_t>(*word).load(std::memory_order_acquire); }
@@ -246,6 +283,7 @@ class HostExec {
   static void addRow(ReduceItem& item, const Job& job);
   // Looks again and again until look() says that the word is as expected; `seen` is what it saw.
   using Look = bool (*)(const void* word, uint64_t expected, uint64_t* seen);
+  bool mayGiveUp() const;
   bool waitSlow(Look look, const void* word, uint64_t expected, Awaited awaited, int peer);
 
   HostGrid& grid_;

@@ -65,10 +65,11 @@ __global__ void __launch_bounds__(32 * kCombineWarps, 1) combineKernel(const __g
   if (exec.usable()) directCombine(exec, launch.op);
 }
 
+template <class Exec>
 __global__ void __launch_bounds__(32 * kDispatchWarps, 1)
     slotDispatchKernel(const __grid_constant__ DispatchLaunch launch) {
   startEarly(launch);
-  CudaExec exec(launch.grid, shared);
+  Exec exec(launch.grid, shared);
   moveEpoch(exec, launch.op);
   slotDispatch(exec, launch.op);
 }
@@ -89,9 +90,8 @@ __global__ void __launch_bounds__(32 * kCombineWarps, 1)
 
 }  // namespace
 
-int64_t slotScratchBytes(const Layout& layout, int64_t tokens) {
-  return larger(SlotRouter<CudaExec>::bytes(layout.shape, tokens),
-                SlotReceiver<CudaExec>::bytes(layout, kDispatchWarps));
+int64_t slotScratchBytes(const Layout& layout) {
+  return warpHeadBytes(layout, kDispatchWarps) + SlotRouter<CudaExec>::bytes(layout.shape);
 }
 
 int64_t dispatchItemBytes(const Layout& layout) {
@@ -103,9 +103,10 @@ const void* kernelAddress(Kernel kernel) {
     case Kernel::kDispatch: return reinterpret_cast<const void*>(&dispatchKernel);
     case Kernel::kCount: return reinterpret_cast<const void*>(&countKernel);
     case Kernel::kCombine: return reinterpret_cast<const void*>(&combineKernel);
-    case Kernel::kSlotDispatch: return reinterpret_cast<const void*>(&slotDispatchKernel);
+    case Kernel::kSlotDispatch: return reinterpret_cast<const void*>(&slotDispatchKernel<CudaExec>);
     case Kernel::kSlotCount: return reinterpret_cast<const void*>(&slotCountKernel);
     case Kernel::kSlotCombine: return reinterpret_cast<const void*>(&slotCombineKernel);
+    case Kernel::kFewRowsDispatch: return reinterpret_cast<const void*>(&slotDispatchKernel<FewRowsExec>);
   }
   return nullptr;
 }

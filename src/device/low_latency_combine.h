@@ -138,8 +138,8 @@ class SlotCombine {
   // Adds this share's partial rows, once `heads` says that they are in order. False if it does not, or after a failure.
   template <class Number, class Heads>
   MOE_PROTOCOL bool receiveRows(Heads heads) const {
-    Slices slices = slicesOf(a_.common.handleHead()->numTokens);
-    Slices::Slice slice{};
+    Slices<X> slices = slicesOf(a_.common.handleHead()->numTokens);
+    typename Slices<X>::Slice slice{};
     TokenRanks ranks{};
     bool some = slices.take(&slice);
     if (some) ranks = *handle_.ranks(slice.row);
@@ -165,8 +165,8 @@ class SlotCombine {
   MOE_PROTOCOL PartialWindow windowOf(int peer) const {
     return PartialWindow(layout_, a_.common.windows[peer], epoch_);
   }
-  MOE_PROTOCOL Slices slicesOf(int64_t rows) const {
-    return Slices(x_, rows, layout_.window.byRowSlices, share_, shares_);
+  MOE_PROTOCOL Slices<X> slicesOf(int64_t rows) const {
+    return Slices<X>(x_, rows, layout_.window.byRowSlices, share_, shares_, 0);
   }
 
   // Records of the source that has most. All lanes of the warp.
@@ -205,7 +205,7 @@ class SlotCombine {
 
   // Adds a slice of the `count` partial rows of a token. All lanes of the warp; false after a failure.
   template <class Number>
-  MOE_PROTOCOL bool receiveSlice(const Slices::Slice& slice, int count) const {
+  MOE_PROTOCOL bool receiveSlice(const typename Slices<X>::Slice& slice, int count) const {
     PartialWindow window = windowOf(shape_.rank);
     std::byte* out = a_.output.data + slice.row * a_.output.stride;
     MOE_ROLL for (int ordinal = 0; shape_.signals() && ordinal < count; ++ordinal) {
@@ -306,13 +306,14 @@ class SlotCombine {
   bool together_;  // the lanes of a warp know an entry each
   int share_, shares_;
   // What is sent next.
-  Slices slices_;
-  Slices::Slice slice_{};
+  Slices<X> slices_;
+  typename Slices<X>::Slice slice_{};
   Record record_{};
   bool some_ = false;
 };
 
-// The receiving half: share `share`, that of a block. All warps of the block; false after a failure.
+// The receiving half: share `share`, that of a block. All warps of the block; false after a failure, or if it is given
+// up.
 template <class Number, class X>
 MOE_PROTOCOL bool receivePartials(X& x, const CombineArgs& a, const Epoch& epoch, int share) {
   SlotRoles roles(a.common, false);
@@ -339,42 +340,45 @@ struct CombineStart {
   int64_t refusal;  // of the dispatch
 };
 
-template <class Number, class X>
-MOE_PROTOCOL bool slotCombineOf(X& x, const CombineArgs& a, RollCall<X>& rollCall, const CombineStart& start) {
-  Control* control = a.common.control();
+// The sending half of a block. begin() is as meet() is in a dispatch; it is asked once the first unit is added. All
+// warps of the block; false if begin() is.
+template <class Number, class X, class Begin>
+MOE_PROTOCOL bool sendPartials(X& x, const CombineArgs& a, const Epoch& epoch, const Consumed& consumed, Begin begin) {
   SlotRoles roles(a.common, false);
   SlotCombine<X> part(x, a, x.block(), roles.workers);
   bool tells = x.block() == roles.teller, sends = a.common.handle && x.block() < roles.workers;
   if (sends) part.lookAhead();
-  // A refused dispatch was refused on all ranks: all leave its combine out, and nobody is told.
-  if (start.refusal != 0) {
-    if (!x.barrier(x.usable())) return false;
-    if (!rollCall.comesLast()) return true;
-    tellOutcome(a.common,
-                {static_cast<int32_t>(start.refusal), static_cast<int32_t>(a.common.handleHead()->refusedBy), 0, 0});
-    return true;
-  }
-  Epoch epoch(start.before + 1, a.common.layout.shape);
   part.setEpoch(epoch);
-  auto begin = [&] {
-    bool ok = x.usable() && peersConsumed(x, a.common, epoch, consumedCombine, start.consumed, false);
-    if (!x.barrier(ok)) return false;
+  auto start = [&] {
+    if (!begin()) return false;
     if (tells) part.sendHeads();
-    if (rollCall.comesLast()) {
-      if (a.common.handle) countReturned(a);
-      finishCombine(a, epoch);
-    }
     return true;
   };
-  if (!(sends ? part.template sendRows<Number>(begin) : begin())) return false;
+  if (!(sends ? part.template sendRows<Number>(start) : start())) return false;
   if (sends && a.common.layout.shape.signals()) {
     x.barrier(true);
     part.signalRows();
   }
-  if (tells) tellConsumed(x, a.common, start.consumed, x.threads() - 1 - x.thread(), x.threads());
-  bool stays = x.barrier(!rollCall.speaks() || rollCall.stays());
-  if (!rollCall.receiveAll(stays, [&](int share) { return receivePartials<Number>(x, a, epoch, share); })) return false;
-  if (sweeps(epoch, a.common.layout.shape) && x.lastBlock(&control->finishedBlocks, a.common.blocks)) {
+  if (tells) tellConsumed(x, a.common, consumed, x.threads() - 1 - x.thread(), x.threads());
+  return true;
+}
+
+template <class Number, class X>
+MOE_PROTOCOL bool slotCombineOf(X& x, const CombineArgs& a, RollCall<X>& rollCall, const CombineStart& start) {
+  Control* control = a.common.control();
+  const Shape& shape = a.common.layout.shape;
+  Epoch epoch(start.before + 1, shape);
+  auto begin = [&] {
+    bool ok = x.usable() && peersConsumed(x, a.common, epoch, consumedCombine, start.consumed, false);
+    if (!x.barrier(ok)) return false;
+    if (!rollCall.comesLast()) return true;
+    if (a.common.handle) countReturned(a);
+    finishCombine(a, epoch);
+    return true;
+  };
+  if (!sendPartials<Number>(x, a, epoch, start.consumed, begin)) return false;
+  if (!rollCall.receiveAll([&](int share) { return receivePartials<Number>(x, a, epoch, share); })) return false;
+  if (sweeps(epoch, shape) && x.lastBlock(&control->finishedBlocks, a.common.blocks)) {
     PartialWindow window(a.common.layout, a.common.window(), epoch);
     sweep(x, window.words(), window.wordBytes());
     if (x.thread() == 0) x.reset(&control->finishedBlocks);
@@ -382,13 +386,26 @@ MOE_PROTOCOL bool slotCombineOf(X& x, const CombineArgs& a, RollCall<X>& rollCal
   return true;
 }
 
+// The combine of a dispatch that a rank refused. It was refused on all ranks: all leave its combine out, and nobody is
+// told. All warps of the block; false after a failure.
+template <class X>
+MOE_PROTOCOL bool leaveOut(X& x, const CombineArgs& a, RollCall<X>& rollCall, int64_t refusal) {
+  if (!x.barrier(x.usable())) return false;
+  if (!rollCall.comesLast()) return true;
+  auto by = static_cast<int32_t>(a.common.handleHead()->refusedBy);
+  tellOutcome(a.common, {static_cast<int32_t>(refusal), by, 0, 0});
+  return true;
+}
+
 // A combine on every warp of the grid. False after a failure, which the Exec has recorded.
 template <class X>
 MOE_PROTOCOL bool slotCombine(X& x, const CombineArgs& a) {
   // Loaded together with what is known of the first record: a GPU waits for all of it once.
-  RollCall<X> rollCall(x, a.common);
+  RollCall<X> rollCall(x, a.common, x);
+  rollCall.begin(a.common.control()->startedBefore);
   CombineStart start{a.common.control()->combineEpoch, consumedBefore(a),
                      a.common.handle ? a.common.handleHead()->refusal : 0};
+  if (start.refusal != 0) return leaveOut(x, a, rollCall, start.refusal);
   switch (a.common.layout.shape.combineType) {
     case moeFloat32: return slotCombineOf<Float32>(x, a, rollCall, start);
     case moeFloat16: return slotCombineOf<Float16>(x, a, rollCall, start);

@@ -32,17 +32,22 @@ MOE_PROTOCOL void noteRead(const DispatchArgs& a, const Epoch& epoch) {
   finishReading(a.common, epoch);
 }
 
-// The receiving half: share `share`, that of a block. All warps of the block; false after a failure.
-template <class X>
-MOE_PROTOCOL bool receiveSlots(X& x, const DispatchArgs& a, const Epoch& epoch, int share) {
+// Whether the rows of a dispatch are left where they are, if no rank refuses it.
+MOE_PROTOCOL bool keepsViews(const DispatchArgs& a) { return a.views && a.common.handle; }
+
+// The receiving half: share `share`, that of a block. All warps of a team; false after a failure, or if it is given up.
+template <class X, class Caller>
+MOE_PROTOCOL bool receiveSlots(X& x, const DispatchArgs& a, const Epoch& epoch, const Caller& rollCall, int share) {
   SlotArrivals<X> arrivals(x, a, epoch);
   SlotRoles roles(a.common, true);
   bool reports = share == roles.router, speaks = reports && x.thread() == 0;
   if (reports) writeNoCounts(x, a);
   if (!arrivals.waitForCounts()) return false;
   int refusedBy = arrivals.refusedBy();
-  if (speaks && !(a.views && a.common.handle && refusedBy < 0)) noteRead(a, epoch);
   if (refusedBy >= 0) {
+    bool notes = keepsViews(a) && speaks, allCome = !notes || rollCall.allCome();
+    if (!x.barrier(allCome)) return false;
+    if (notes) noteRead(a, epoch);
     if (speaks) noteRefusal(a.common, arrivals.source(refusedBy).refusal, refusedBy);
     return true;
   }
@@ -52,59 +57,88 @@ MOE_PROTOCOL bool receiveSlots(X& x, const DispatchArgs& a, const Epoch& epoch, 
   return share >= roles.workers || SlotReceiver<X>(x, a, arrivals, epoch).run(share, roles.workers);
 }
 
-// The sending half of a block. begin() says, for all its warps, whether peers' buffers may be written, and with which
-// epoch, which is left in *epoch; it is asked once this block's first tokens are on their way. False if they may not.
-template <class X, class Begin>
-MOE_PROTOCOL bool sendSlots(X& x, const DispatchArgs& a, const SlotRoles& roles, Epoch* epoch, Begin begin) {
-  bool carries = x.block() < roles.workers;
-  PayloadSender<X> sender(x, a, x.block(), roles.workers);
-  if (x.block() == roles.router) {
-    SlotRouter<X> router(x, a);
-    router.count();
-    if (!begin(epoch)) return false;
-    router.run(*epoch);
-  } else {
-    if (carries) sender.lookAhead();
-    if (!begin(epoch)) return false;
+// The sending half of a block. meet() sets the epoch; all warps of the block are there then, and peers' buffers may be
+// written; it is asked once what is sent first is on its way here. come() says that the block has come, which takes one
+// warp long. All warps of a team; false if meet() is.
+template <class X, class Meet, class Come>
+MOE_PROTOCOL bool sendSlots(X& x, const DispatchArgs& a, const Epoch& epoch, const Consumed& read, Meet meet,
+                            Come come) {
+  SlotRoles roles(a.common, true);
+  bool carries = x.block() < roles.workers, counts = x.block() == roles.router;
+  auto all = static_cast<int32_t>(a.numTokens);
+  int32_t spread = X::kSpreads ? a.common.ownSpread : 0;
+  TokenRun own = carries ? roles.tokensOf(x.block(), all, spread) : TokenRun{all, all};
+  bool routes = (own.count() > 0 && (x.block() & ((1 << spread) - 1)) == 0) || counts;
+  PayloadSender<X> sender(x, a, own);
+  sender.lookAhead();
+  SlotRouter<X> router(x, a, own);
+  if (routes) router.start();
+  if (!meet()) return false;
+  if (routes) router.countBefore();
+  if (routes && own.first > 0) x.barrier(true);
+  come();
+  // Counts are of all tokens once this block has numbered its own.
+  if (counts && !carries) router.sendCounts(epoch);
+  if (routes && x.warp() == x.warps() - 1) router.sendNotes(epoch);
+  sender.run(epoch);
+  if (counts && carries) {
+    x.barrier(true);
+    router.sendCounts(epoch);
   }
-  if (!carries) return true;
-  sender.run(*epoch);
-  if (!a.common.layout.shape.signals()) return true;
-  x.barrier(true);
-  sender.signal(*epoch);
+  if (counts) {
+    x.barrier(true);
+    router.noteSent();
+  }
+  if (own.count() > 0 && a.common.layout.shape.signals()) {
+    x.barrier(true);
+    sender.signal(epoch);
+  }
+  if (x.block() == roles.teller) tellConsumed(x, a.common, read, x.thread(), x.threads());
   return true;
 }
 
-// A dispatch, or half of one, on every warp of the grid. False after a failure, which the Exec has recorded.
+// A dispatch, or half of one, on every warp of the grid. False after a failure, which the Exec has recorded. A block
+// sends and receives at the same time, with teams of its own, if it has them.
 template <class X>
 MOE_PROTOCOL bool slotDispatch(X& x, const DispatchArgs& a) {
   Control* control = a.common.control();
   const Shape& shape = a.common.layout.shape;
+  auto words = x.loadWords(&control->dispatchEpoch);
   bool sends = a.phases & kPhaseSend, receives = a.phases & kPhaseReceive;
-  SlotRoles roles(a.common, true);
-  // What the operation begins with is loaded together with what is sent first: a GPU waits for all of it once.
-  RollCall<X> rollCall(x, a.common);
-  uint64_t before = sends ? control->dispatchEpoch : a.common.handleHead()->dispatchEpoch - 1;
+  int teams = teamsOf<X>(a.common, sends && receives);
+  auto team = x.team(teams);
+  bool sender = sends && team.number() == 0, receiver = receives && team.number() == teams - 1;
+  RollCall<X> rollCall(x, a.common, team);
   Consumed read{0, 0};
-  if (sends) read = {control->releasedDispatch, control->combineEpoch};
-  auto begin = [&](Epoch* epoch) {
-    *epoch = Epoch(before + 1, shape);
-    read = withEndedViews(read, *epoch, shape);
-    bool ok = x.usable() && (!sends || peersConsumed(x, a.common, *epoch, consumedDispatch, read, false));
-    if (!x.barrier(ok)) return false;
-    if (rollCall.comesLast()) finishSending(a, *epoch);
+  Epoch epoch;
+  auto meet = [&] {
+    rollCall.begin(x.wordOf(words, kStartedWord));
+    uint64_t before = x.wordOf(words, kDispatchWord);
+    if (!sends) before = a.common.handleHead()->dispatchEpoch - 1;
+    if (sends) read = {x.wordOf(words, kReleasedWord), x.wordOf(words, kCombineWord)};
+    epoch = Epoch(before + 1, shape);
+    read = withEndedViews(read, epoch, shape);
+    bool ready = !sender || peersHaveConsumed(team, a.common, epoch, consumedDispatch);
+    if (!x.barrier(x.usable() && ready)) {
+      if (!x.barrier(x.usable())) return false;
+      if (sender && !team.barrier(peersConsumed(team, a.common, epoch, consumedDispatch, read, false))) return false;
+    }
     return true;
   };
-  Epoch epoch;
-  if (!(sends ? sendSlots(x, a, roles, &epoch, begin) : begin(&epoch))) {
+  auto come = [&] {
+    if (!rollCall.comesLast()) return;
+    finishSending(a, epoch);
+    if (receives && !keepsViews(a)) noteRead(a, epoch);
+  };
+  bool begun = sender ? sendSlots(team, a, epoch, read, meet, come) : meet();
+  if (!sends && begun) come();
+  bool ok = rollCall.receiveAll(
+      [&](int share) { return begun && (!receiver || receiveSlots(team, a, epoch, rollCall, share)); });
+  if (!ok) {
     // Whoever reads the small outputs after a failure does no harm.
     if (receives && x.block() == 0) writeNoCounts(x, a);
     return false;
   }
-  if (sends && x.block() == roles.teller) tellConsumed(x, a.common, read, x.thread(), x.threads());
-  if (!receives) return true;
-  bool stays = !sends || x.barrier(!rollCall.speaks() || rollCall.stays());
-  if (!rollCall.receiveAll(stays, [&](int share) { return receiveSlots(x, a, epoch, share); })) return false;
   if (sweeps(epoch, shape) && x.lastBlock(&control->finishedBlocks, a.common.blocks)) {
     SlotWindow window(a.common.layout, a.common.window(), epoch);
     sweep(x, window.words(), window.wordBytes());

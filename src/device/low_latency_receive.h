@@ -27,20 +27,23 @@ class SlotArrivals : public Places<X> {
   MOE_PROTOCOL bool waitForCounts() {
     const Divisor& byWords = layout_.slot.byCountWords;
     uint32_t words = byWords.value() * static_cast<uint32_t>(shape_.nranks);
-    bool ok = true;
-    MOE_ROLL for (auto i = static_cast<uint32_t>(x_.thread()); ok && i < words; i += x_.threads()) {
+    bool ok = true, refused = false;
+    // By the last threads, whose warps have less to send than others.
+    MOE_ROLL for (auto i = static_cast<uint32_t>(x_.threads() - 1 - x_.thread()); ok && i < words; i += x_.threads()) {
       uint32_t source = byWords.divide(i);
-      ok = takeWord(static_cast<int>(source), i - source * byWords.value());
+      ok = takeWord(static_cast<int>(source), i - source * byWords.value(), &refused);
     }
-    return x_.barrier(ok);
+    refused_ = !x_.barrier(ok && !refused);
+    return !refused_ || x_.barrier(ok);
   }
+  MOE_PROTOCOL int refusedBy() const { return refused_ ? Places<X>::refusedBy() : -1; }
 
  private:
   using Places<X>::x_;
   using Places<X>::layout_;
   using Places<X>::shape_;
 
-  MOE_PROTOCOL bool takeWord(int source, int64_t word) {
+  MOE_PROTOCOL bool takeWord(int source, int64_t word, bool* refused) {
     uint32_t data[3];
     if (!x_.getTagged(window_.counts(source, word), tag_, Awaited::kCounts, source, data)) return false;
     if (word == 0) {
@@ -51,6 +54,7 @@ class SlotArrivals : public Places<X> {
       }
       this->sources_[source] = {static_cast<int32_t>(tokens), static_cast<int32_t>(rows), 0, 1,
                                 static_cast<int32_t>(data[2])};
+      *refused = *refused || data[2] != 0;
       return true;
     }
     auto* counts = reinterpret_cast<int32_t*>(this->memory_ + layout_.workspace.counts) + source * this->local();
@@ -63,6 +67,7 @@ class SlotArrivals : public Places<X> {
 
   SlotWindow window_;
   uint32_t tag_;
+  bool refused_ = false;  // by some rank
 };
 
 // Takes records out of their slots.
@@ -76,24 +81,24 @@ class SlotReceiver {
         shape_(layout_.shape),
         arrivals_(arrivals),
         notes_(a, arrivals),
-        epoch_(epoch),
-        records_(DispatchWindow(layout_, a.common.window(), epoch).record(0, 0)) {
+        epoch_(epoch) {
     std::byte* heads = x.operationScratch();
     if (!heads) heads = Workspace(a.common).heads(x.block());
     head_ = heads + x.warp() * layout_.slot.headBytes;
   }
 
-  MOE_HD static int64_t bytes(const Layout& layout, int64_t warps) { return warps * layout.slot.headBytes; }
-
   // Share `share` of `shares`. All warps of the block; false after a failure.
   MOE_PROTOCOL bool run(int share, int shares) {
-    int64_t most = 0;
-    MOE_ROLL for (int source = 0; source < shape_.nranks; ++source) {
-      most = larger(most, arrivals_.source(source).tokens);
+    int32_t most = 0;
+    MOE_ROLL for (int source = x_.lane(); source < shape_.nranks; source += x_.lanes()) {
+      int32_t tokens = arrivals_.source(source).tokens;
+      most = most < tokens ? tokens : most;
     }
+    most = x_.warpMax(most);
     // One more than a record has: notes, which are no slice's.
-    Slices slices(x_, most * shape_.nranks, layout_.slot.bySlicesAndNotes, share, shares);
-    Slices::Slice slice;
+    Slices<X> slices(x_, int64_t{most} * shape_.nranks, layout_.slot.bySlicesAndNotes, share, shares,
+                     a_.common.allSpread);
+    typename Slices<X>::Slice slice;
     while (slices.take(&slice)) {
       auto token = static_cast<int32_t>(shape_.byRanks.divide(slice.row));
       int source = static_cast<int32_t>(slice.row) - token * shape_.nranks;
@@ -110,61 +115,72 @@ class SlotReceiver {
     typename X::Peek peek;
     bool peeks = first.mine && !shape_.makesScales(first.payload) && !shape_.signals() && !shape_.expertSlots();
     if (peeks) peek = x_.peekUnit(wordsOf(source, token, first.payload, 0), first.unit);
-    if (!takeEntries(source, token)) return false;
-    int32_t slot = rows()[shape_.topk];
-    if (slot < 0) return true;
-    if (slot >= arrivals_.source(source).rows) return broken(source, static_cast<uint64_t>(slot), token);
     bool notes = (int64_t{number} + 1) * X::kSlices > layout_.slot.allSlices;
-    if (!placeEntries(source, slot, notes)) return false;
-    if (shape_.signals() && !awaitSignal(source, token)) return false;
-    bool ok = forPayloadUnits(x_, layout_, number, [&](int payload, int64_t unit, bool mine) {
-      bool peeked = peeks && payload == first.payload && unit == first.unit;
-      if (shape_.makesScales(payload)) return !mine || takeScales(source, token, unit);
-      return !mine || takeUnit(source, token, payload, unit, peeked, peek);
-    });
     x_.warpBarrier();
-    return ok;
+    if (!placeEntries(source, token, notes)) return false;
+    if (slot_ < 0) return true;
+    x_.warpBarrier();
+    if (notes && !noteEntries(source)) return false;
+    if (first.payload < 0) return true;
+    if (shape_.signals() && !awaitSignal(source, token)) return false;
+    return forPayloadUnits(x_, layout_, number, first, [&](int payload, int64_t unit, bool mine) {
+      bool peeked = peeks && payload == first.payload && unit == first.unit;
+      if (shape_.makesScales(payload)) return takeScales(source, token, unit, mine);
+      return takeUnit(source, token, payload, unit, mine, peeked, peek);
+    });
   }
 
-  // Fetches the record's slot, head and entries.
-  MOE_PROTOCOL bool takeEntries(int source, int64_t token) {
+  // Fetches the record's slot and its entries, and finds their output rows. What notes are made from is kept. All lanes
+  // of the warp.
+  MOE_PROTOCOL bool placeEntries(int source, int64_t token, bool notes) {
+    bool sane = true;
+    placed_ = 0;
+    const std::byte* head = arrivals_.window().word(source, token, 0);
+    MOE_ROLL for (int32_t from = 0; from < shape_.topk; from += x_.lanes()) {
+      int32_t k = from + x_.lane();
+      bool mine = k < shape_.topk;
+      uint32_t data[6];  // the head's, and the entry's
+      int64_t entryAt = mine ? (1 + k) * kTaggedWord : 0;
+      bool came = x_.getTaggedPair(head, entryAt, arrivals_.tag(), Awaited::kRows, source, data);
+      if (!x_.warpAll(came)) return false;
+      slot_ = static_cast<int32_t>(data[0]);
+      if (slot_ < 0) return true;
+      if (slot_ >= arrivals_.source(source).rows) return broken(source, slot_, token);
+      typename Notes<X>::Entry entry{{static_cast<int32_t>(token), 0, data[1] | uint64_t{data[2]} << 32},
+                                     static_cast<int32_t>(data[3]),
+                                     shape_.expertLayout() ? static_cast<int32_t>(data[4]) : -1,
+                                     __builtin_bit_cast(float, data[5])};
+      if (mine && notes) keep(entry, k);
+      int32_t row = mine ? notes_.rowOf(entry, source, slot_, k, &sane) : -1;
+      if (mine) rows()[k] = row;
+      placed_ |= uint64_t{x_.ballot(row >= 0)} << from;
+    }
+    return x_.warpAll(sane) || broken(source, slot_, token);
+  }
+
+  MOE_PROTOCOL void keep(const typename Notes<X>::Entry& entry, int k) const {
+    if (k == 0) *at<RecordHead>(layout_.record.head) = entry.head;
+    at<int32_t>(layout_.record.ids)[k] = entry.id;
+    if (shape_.expertLayout()) at<int32_t>(layout_.record.indexes)[k] = entry.index;
+    at<float>(layout_.record.weights)[k] = entry.weight;
+  }
+
+  // Notes the entries that were kept. All lanes of the warp.
+  MOE_PROTOCOL bool noteEntries(int source) {
+    const std::byte* base = head_ - layout_.record.head;
     bool ok = true, once = true;  // no entry repeats an expert
-    x_.warpBarrier();
-    MOE_ROLL for (int word = x_.lane(); word <= shape_.topk; word += x_.lanes()) {
-      uint32_t data[3];
-      const std::byte* from = arrivals_.window().word(source, token, word);
-      ok = x_.getTagged(from, arrivals_.tag(), Awaited::kRows, source, data);
-      if (!ok) break;
-      if (word == 0) {
-        rows()[shape_.topk] = static_cast<int32_t>(data[0]);
-        *at<RecordHead>(layout_.record.head) = {static_cast<int32_t>(token), 0, data[1] | uint64_t{data[2]} << 32};
-        continue;
-      }
-      auto id = static_cast<int32_t>(data[0]), index = static_cast<int32_t>(data[1]);
-      at<int32_t>(layout_.record.ids)[word - 1] = id;
-      if (shape_.expertLayout()) at<int32_t>(layout_.record.indexes)[word - 1] = index;
-      once = once && (id < 0 || index >= 0);
-      at<float>(layout_.record.weights)[word - 1] = __builtin_bit_cast(float, data[2]);
+    int32_t found = 0;
+    MOE_ROLL for (int k = x_.lane(); shape_.expertLayout() && k < shape_.topk; k += x_.lanes()) {
+      once = once && (at<int32_t>(layout_.record.ids)[k] < 0 || at<int32_t>(layout_.record.indexes)[k] >= 0);
     }
     once = x_.warpAll(once);
-    if (x_.lane() == 0) at<RecordHead>(layout_.record.head)->repeats = once ? 0 : 1;
-    x_.warpBarrier();
-    return x_.warpAll(ok);
-  }
-
-  // Finds the entries' output rows, and notes them.
-  MOE_PROTOCOL bool placeEntries(int source, int32_t slot, bool notes) {
-    const std::byte* base = head_ - layout_.record.head;
-    bool ok = true;
-    int32_t found = 0;
     MOE_ROLL for (int k = x_.lane(); k < shape_.topk; k += x_.lanes()) {
       auto entry = notes_.load(base, k);
-      rows()[k] = notes ? notes_.noteEntry(entry, base, source, slot, k, &found, &ok)
-                        : notes_.rowOf(entry, source, slot, k, &ok);
+      entry.head.repeats = once ? 0 : 1;
+      notes_.noteEntry(entry, base, source, slot_, k, &found, &ok);
     }
     found = x_.scan(found).total;
-    x_.warpBarrier();
-    return x_.warpAll(ok) && (!notes || found == 1) ? true : broken(source, static_cast<uint64_t>(slot), found);
+    return (x_.warpAll(ok) && found == 1) || broken(source, slot_, found);
   }
 
   // All lanes of the warp, which may read the payloads then.
@@ -176,46 +192,51 @@ class SlotReceiver {
     return arrivals_.window().slot(source, token) + layout_.slot.payload[payload] + copy * layout_.slot.copyStride;
   }
 
-  // `peek` is of this unit if it is `peeked`.
-  MOE_PROTOCOL bool takeUnit(int source, int64_t token, int payload, int64_t unit, bool peeked,
+  // The entries that copy number `copy` is for, of those that are left: all, or the first.
+  MOE_PROTOCOL uint64_t entriesOfCopy(uint64_t left) const { return shape_.expertSlots() ? left & (~left + 1) : left; }
+  MOE_PROTOCOL int copyOf(uint64_t entries) const { return shape_.expertSlots() ? lowestBit(entries) : 0; }
+
+  // `peek` is of this unit if it is `peeked`. All lanes of the warp; a lane without a unit is not `mine`.
+  MOE_PROTOCOL bool takeUnit(int source, int64_t token, int payload, int64_t unit, bool mine, bool peeked,
                              const typename X::Peek& peek) const {
     const RowsOut out = outputOf(payload);
-    MOE_ROLL for (int copy = 0; copy < layout_.slot.copies; ++copy) {
-      int first = shape_.expertSlots() ? copy : 0;
-      if (shape_.expertSlots() && rows()[copy] < 0) continue;
-      Unit data;
-      const std::byte* words = wordsOf(source, token, payload, copy);
-      if (shape_.signals()) {
+    MOE_ROLL for (uint64_t left = placed_, entries; left != 0; left ^= entries) {
+      entries = entriesOfCopy(left);
+      Unit data{};
+      bool came = true;
+      const std::byte* words = wordsOf(source, token, payload, copyOf(entries));
+      if (mine && shape_.signals()) {
         data = x_.loadUnit(words, unit, wholeVectors(shape_.payloadBytes[payload]));
-      } else if (!peeked || !x_.takePeek(peek, arrivals_.tag(), &data)) {
-        if (!x_.getUnit(words, unit, arrivals_.tag(), Awaited::kRows, source, &data)) return false;
+      } else if (mine && (!peeked || !x_.takePeek(peek, arrivals_.tag(), &data))) {
+        came = x_.getUnit(words, unit, arrivals_.tag(), Awaited::kRows, source, &data);
       }
-      auto to = [&](int k) { return rows()[first + k] >= 0 ? out.data + rows()[first + k] * out.stride : nullptr; };
-      x_.storeUnits(shape_.expertSlots() ? 1 : shape_.topk, to, unit, shape_.payloadBytes[payload], data);
+      if (!x_.warpAll(came)) return false;
+      auto to = [&](int k) { return out.data + rows()[k] * out.stride; };
+      x_.storeUnits(entries, to, unit, mine ? shape_.payloadBytes[payload] : 0, data);
     }
     return true;
   }
 
-  // A word of scales.
-  MOE_PROTOCOL bool takeScales(int source, int64_t token, int64_t word) const {
+  // A word of scales. All lanes of the warp; a lane without a word is not `mine`.
+  MOE_PROTOCOL bool takeScales(int source, int64_t token, int64_t word, bool mine) const {
     ScaleOutput scales(shape_, outputOf(Shape::kScales), a_.views || shape_.scaleOrder == moeScalesByRow);
-    bool fetched = false;
-    uint32_t data[3];
-    MOE_ROLL for (int k = 0; k < shape_.topk; ++k) {
-      if (rows()[k] < 0) continue;
-      if (!fetched || shape_.expertSlots()) {
-        int copy = shape_.expertSlots() ? k : 0;
-        const std::byte* from = wordsOf(source, token, Shape::kScales, copy) + word * kTaggedWord;
-        if (!x_.getTagged(from, arrivals_.tag(), Awaited::kRows, source, data)) return false;
-        fetched = true;
-      }
-      scales.storeWord(rows()[k], static_cast<uint32_t>(word), data);
+    MOE_ROLL for (uint64_t left = placed_, entries; left != 0; left ^= entries) {
+      entries = entriesOfCopy(left);
+      uint32_t data[3];
+      bool came = true;
+      const std::byte* from = wordsOf(source, token, Shape::kScales, copyOf(entries)) + word * kTaggedWord;
+      if (mine) came = x_.getTagged(from, arrivals_.tag(), Awaited::kRows, source, data);
+      if (!x_.warpAll(came)) return false;
+      auto to = [&](int k) { return scales.firstWord(rows()[k]); };
+      x_.forRows(entries, to, [&](std::byte* first) {
+        if (mine) scales.storeWord(first, static_cast<uint32_t>(word), data);
+      });
     }
     return true;
   }
 
-  MOE_PROTOCOL bool broken(int source, uint64_t slot, int64_t token) const {
-    x_.fail(moeInternalError, Awaited::kValidCounts, source, slot, static_cast<uint64_t>(token));
+  MOE_PROTOCOL bool broken(int source, int64_t slot, int64_t token) const {
+    x_.fail(moeInternalError, Awaited::kValidCounts, source, static_cast<uint64_t>(slot), static_cast<uint64_t>(token));
     return false;
   }
 
@@ -223,12 +244,13 @@ class SlotReceiver {
   MOE_PROTOCOL T* at(int64_t offset) const {
     return reinterpret_cast<T*>(head_ + (offset - layout_.record.head));
   }
-  // The output rows of the entries follow the head, and then the record's slot.
+  // The output rows of the entries follow the head.
   MOE_PROTOCOL int32_t* rows() const { return at<int32_t>(layout_.record.end); }
   // Views lie in this rank's own window.
   MOE_PROTOCOL RowsOut outputOf(int payload) const {
     if (!a_.views) return a_.outputs[payload];
-    return {records_ + layout_.record.payload[payload], layout_.record.stride};
+    return {DispatchWindow(layout_, a_.common.window(), epoch_).record(0, 0) + layout_.record.payload[payload],
+            layout_.record.stride};
   }
 
   X& x_;
@@ -238,8 +260,10 @@ class SlotReceiver {
   const SlotArrivals<X>& arrivals_;
   Notes<X> notes_;
   Epoch epoch_;
-  std::byte* records_;  // of views
-  std::byte* head_;     // of the warp's record, as RecordLayout has it
+  std::byte* head_;  // of the warp's record, as RecordLayout has it
+  // Of that record: its slot, and a bit for each entry that has an output row.
+  int32_t slot_ = -1;
+  uint64_t placed_ = 0;
 };
 
 }  // namespace moe

@@ -61,29 +61,50 @@ class PartialWindow {
   std::byte* base_;
 };
 
+// So many blocks share each row of few: 2^spread. `slices`: of a row.
+constexpr int32_t kMostSpread = 3;
+MOE_HD inline int32_t spreadOf(int64_t rows, int64_t workers, int64_t slices) {
+  int32_t spread = 0;
+  while (spread < kMostSpread && (larger(rows, 1) << (spread + 1)) <= workers && (2 << spread) <= slices) ++spread;
+  return spread;
+}
+
 // Work that all warps of some blocks share: so many rows, each cut into slices. Warps of a block take the slices of one
-// row.
+// row, or of each row every so many.
+template <class X>
 class Slices {
  public:
   Slices() = default;
-  // Share `share` of `shares`. `bySlices`: of one row.
-  template <class X>
-  MOE_PROTOCOL Slices(const X& x, int64_t rows, const Divisor& bySlices, int share, int shares)
+  // Share `share` of `shares`. `bySlices`: of one row. `spread`: 0, unless the Exec spreads rows.
+  MOE_PROTOCOL Slices(const X& x, int64_t rows, const Divisor& bySlices, int share, int shares, int32_t spread)
       : perRow_(X::kSlices == 1 ? bySlices : Divisor()),
         next_(static_cast<uint32_t>(x.warp())),
         step_(static_cast<uint32_t>(x.warps())),
         share_(static_cast<uint32_t>(share)),
         shares_(static_cast<uint32_t>(shares)),
-        rows_(static_cast<uint32_t>(rows)) {}
+        rows_(static_cast<uint32_t>(rows)) {
+    if constexpr (X::kSpreads) {
+      spread_ = static_cast<uint32_t>(spread);
+      part_ = share_ & ((1u << spread) - 1);
+      share_ >>= spread;
+      shares_ >>= spread;
+      if (share_ >= shares_) rows_ = 0;
+    }
+  }
 
   struct Slice {
     uint32_t row;
     int32_t number;  // of the row: kSlices slices from number * kSlices on
   };
   // So many rows, if not as many as it was made for. The first slice may have been taken already.
-  MOE_PROTOCOL void limit(int64_t rows) { rows_ = static_cast<uint32_t>(rows); }
+  MOE_PROTOCOL void limit(int64_t rows) {
+    if (!X::kSpreads || share_ < shares_) rows_ = static_cast<uint32_t>(rows);
+  }
   // False after the last one.
   MOE_PROTOCOL bool take(Slice* slice) {
+    if constexpr (X::kSpreads) {
+      if (spread_ > 0) return takePart(slice);
+    }
     uint32_t turn = perRow_.divide(next_), row = turn * shares_ + share_;
     if (row >= rows_) return false;
     *slice = {row, static_cast<int32_t>(next_ - turn * perRow_.value())};
@@ -92,8 +113,24 @@ class Slices {
   }
 
  private:
+  // Of the next row that this block shares.
+  MOE_PROTOCOL bool takePart(Slice* slice) {
+    uint32_t number = (next_ << spread_) + part_;
+    if (number >= perRow_.value()) {
+      if (next_ < step_) return false;
+      while (next_ >= step_) next_ -= step_;
+      share_ += shares_;
+      number = (next_ << spread_) + part_;
+    }
+    if (share_ >= rows_) return false;
+    *slice = {share_, static_cast<int32_t>(number)};
+    next_ += step_;
+    return true;
+  }
+
   Divisor perRow_;
   uint32_t next_ = 0, step_ = 0, share_ = 0, shares_ = 0, rows_ = 0;
+  uint32_t spread_ = 0, part_ = 0;
 };
 
 // Calls use(unit, mine) for the units of slices number * kSlices and on of a row of `units`, a lane each. All lanes
@@ -127,13 +164,10 @@ MOE_PROTOCOL PayloadUnit firstPayloadUnit(const X& x, const Layout& layout, int3
   return {-1, 0, false};
 }
 
-// As forUnits for a record's payloads, one after the other: use(payload, unit, mine).
+// As forUnits for a record's payloads, one after the other: use(payload, unit, mine). `at`: what firstPayloadUnit says.
 template <class X, class Use>
-MOE_PROTOCOL bool forPayloadUnits(const X& x, const Layout& layout, int32_t number, Use use) {
-  if constexpr (X::kSlices == 1) {
-    PayloadUnit at = firstPayloadUnit(x, layout, number);
-    return at.payload < 0 || x.warpAll(use(at.payload, at.unit, at.mine));
-  }
+MOE_PROTOCOL bool forPayloadUnits(const X& x, const Layout& layout, int32_t number, const PayloadUnit& at, Use use) {
+  if constexpr (X::kSlices == 1) return at.payload < 0 || x.warpAll(use(at.payload, at.unit, at.mine));
   int32_t first = 0, begin = number * X::kSlices, end = begin + X::kSlices;
   MOE_ROLL for (int payload = 0; payload < layout.shape.payloads; ++payload) {
     MOE_ROLL for (int32_t slice = begin < first ? first : begin;
@@ -163,16 +197,34 @@ MOE_PROTOCOL void sweep(X& x, std::byte* segment, int64_t bytes) {
   }
 }
 
-// Which blocks do what. One tells peers what has been read, since its fence takes long; in a dispatch one more counts,
-// numbers, and says what came; the others carry rows. Few blocks do more than one of these.
+// What the warps of a block keep of the records that they take, at the start of its scratch.
+MOE_HD inline int64_t warpHeadBytes(const Layout& layout, int64_t warps) { return warps * layout.slot.headBytes; }
+
+// Tokens first .. end-1.
+struct TokenRun {
+  int32_t first, end;
+
+  MOE_HD int32_t count() const { return end - first; }
+};
+
+// Which blocks do what. One tells peers what has been read, since its fence takes long; in a dispatch one more counts
+// all tokens, and says what came; the others carry rows. Few blocks do more than one of these.
 struct SlotRoles {
   int workers;  // blocks 0 .. workers-1
   int router, teller;
 
   // `routes`: of a dispatch.
-  MOE_PROTOCOL SlotRoles(const CommonArgs& common, bool routes) : teller(common.blocks - 1) {
+  MOE_HD SlotRoles(const CommonArgs& common, bool routes) : teller(common.blocks - 1) {
     router = routes && common.blocks > 2 ? common.blocks - 2 : teller;
     workers = router > 0 ? router : 1;
+  }
+
+  // What a worker sends of `count` tokens, alone or with others.
+  MOE_HD TokenRun tokensOf(int worker, int32_t count, int32_t spread) const {
+    // Mostly one.
+    int32_t each = count <= workers ? 1 : (count + workers - 1) / workers;
+    int32_t first = each * (worker >> spread);
+    return first < count ? TokenRun{first, first + each < count ? first + each : count} : TokenRun{count, count};
   }
 };
 

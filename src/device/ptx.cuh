@@ -131,6 +131,29 @@ __device__ __forceinline__ uint32_t lanesBelow() {
   return mask;
 }
 
+// A barrier of `threads` threads of the block, whole warps; true if all said ok.
+__device__ __forceinline__ bool barrierAll(int barrier, int threads, bool ok) {
+  uint32_t all;
+  asm volatile(
+      "{\n .reg .pred mine, every;\n setp.ne.u32 mine, %3, 0;\n barrier.cta.red.and.pred every, %1, %2, mine;\n"
+      " selp.u32 %0, 1, 0, every;\n}"
+      : "=r"(all)
+      : "r"(barrier), "r"(threads), "r"(static_cast<uint32_t>(ok))
+      : "memory");
+  return all != 0;
+}
+
+// Has a line brought into the second-level cache.
+__device__ __forceinline__ void prefetch(const std::byte* from) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+}
+
+// An address that is worked out here, and not again where it is used.
+__device__ __forceinline__ std::byte* opaque(std::byte* address) {
+  asm volatile("" : "+l"(address));
+  return address;
+}
+
 // A load that passes by the first-level cache, for what is read once.
 __device__ __forceinline__ int4 loadOnce(const std::byte* from) {
   int4 words;

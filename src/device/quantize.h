@@ -77,19 +77,18 @@ class ScaleOutput {
   }
 
   // One of the words in which the low-latency path carries scales: word kWordsPerBlock * b + j has those of the vectors
-  // of unit kUnitsPerBlock * b + kGroupVectors * j.
-  MOE_HD void storeWord(int64_t row, uint32_t from, const uint32_t* data) const {
+  // of unit kUnitsPerBlock * b + kGroupVectors * j. `first`: the row's first word.
+  MOE_HD void storeWord(std::byte* first, uint32_t from, const uint32_t* data) const {
     constexpr uint32_t kWords = kWordsPerBlock;
-    uint32_t byte = from % kWords, first = (from - byte) * Unit::kVectors + byte;
-    std::byte* to = firstWord(row);
+    uint32_t byte = from % kWords, begin = (from - byte) * Unit::kVectors + byte;
     MOE_UNROLL for (uint32_t v = 0; v < Unit::kVectors; ++v) {
-      uint32_t group = first + v * kWords;
+      uint32_t group = begin + v * kWords;
       bool exists = group < shape_.groups();
       if (shape_.quantize != moeQuantizeUe8m0) {
-        if (exists) *reinterpret_cast<uint32_t*>(to + group * wordStride_) = data[v];
+        if (exists) *reinterpret_cast<uint32_t*>(first + group * wordStride_) = data[v];
       } else if (group / kWords < shape_.scaleWords()) {
         uint32_t exponent = exists ? ue8m0Of(__builtin_bit_cast(float, data[v])) : 0;
-        to[group / kWords * wordStride_ + byte] = static_cast<std::byte>(exponent);
+        first[group / kWords * wordStride_ + byte] = static_cast<std::byte>(exponent);
       }
     }
   }

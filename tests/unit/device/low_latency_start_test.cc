@@ -38,13 +38,16 @@ class Blocks {
   // One operation after the other may begin.
   void begin() {
     calls_.clear();
-    for (HostExec& exec : execs_) calls_.emplace_back(exec, common_);
+    for (HostExec& exec : execs_) calls_.emplace_back(exec, common_, exec).begin(common_.control()->startedBefore);
   }
   RollCall<HostExec>& operator[](int block) { return calls_[static_cast<size_t>(block)]; }
-  // The shares that a block receives.
-  std::vector<int> sharesOf(int block, bool stays) {
+  HostExec& exec(int block) { return execs_[static_cast<size_t>(block)]; }
+  // The shares that a block receives. What it waits for comes at once, or not while other blocks are awaited.
+  std::vector<int> sharesOf(int block, bool comes = true) {
     std::vector<int> shares;
-    EXPECT_TRUE((*this)[block].receiveAll(stays, [&](int share) {
+    EXPECT_TRUE((*this)[block].receiveAll([&](int share) {
+      uint64_t word = comes ? 1 : 0;
+      if (!exec(block).wait(&word, 1, Awaited::kRows, 0)) return false;
       shares.push_back(share);
       return true;
     }));
@@ -69,11 +72,19 @@ TEST(RollCall, BlocksThatAllComeReceiveTheirOwnShares) {
     EXPECT_FALSE(blocks[1].comesLast());
     EXPECT_FALSE(blocks[0].comesLast());
     EXPECT_TRUE(blocks[2].comesLast());
-    for (int block = 0; block < kBlocks; ++block) {
-      EXPECT_TRUE(blocks[block].stays());
-      EXPECT_EQ(blocks.sharesOf(block, true), Shares{block});
-    }
+    for (int block = 0; block < kBlocks; ++block) EXPECT_EQ(blocks.sharesOf(block), Shares{block});
   }
+}
+
+TEST(RollCall, WhatHasComeIsReceivedByWhoeverIsThere) {
+  Blocks blocks;
+  blocks.begin();
+  EXPECT_FALSE(blocks[1].comesLast());
+  EXPECT_EQ(blocks.sharesOf(1), Shares{1});
+  EXPECT_FALSE(blocks[2].comesLast());
+  EXPECT_TRUE(blocks[0].comesLast());
+  EXPECT_EQ(blocks.sharesOf(0), Shares{0});
+  EXPECT_EQ(blocks.sharesOf(2), Shares{2});
 }
 
 TEST(RollCall, WhoCannotWaitLeavesItsShareToTheLastBlock) {
@@ -82,12 +93,12 @@ TEST(RollCall, WhoCannotWaitLeavesItsShareToTheLastBlock) {
     blocks.begin();
     for (int block : {0, 2}) {
       EXPECT_FALSE(blocks[block].comesLast());
-      EXPECT_FALSE(blocks[block].stays());
+      EXPECT_FALSE(blocks[block].allCome());
       EXPECT_EQ(blocks.sharesOf(block, false), Shares{});
     }
     EXPECT_TRUE(blocks[1].comesLast());
-    EXPECT_TRUE(blocks[1].stays());
-    EXPECT_EQ(blocks.sharesOf(1, true), (Shares{1, 0, 2}));
+    EXPECT_TRUE(blocks[1].allCome());
+    EXPECT_EQ(blocks.sharesOf(1), (Shares{1, 0, 2}));
   }
 }
 
@@ -95,20 +106,37 @@ TEST(RollCall, OneBlockMayLeaveAndTheOthersStay) {
   Blocks blocks;
   blocks.begin();
   EXPECT_FALSE(blocks[0].comesLast());
-  EXPECT_FALSE(blocks[0].stays());
+  EXPECT_EQ(blocks.sharesOf(0, false), Shares{});
   EXPECT_FALSE(blocks[2].comesLast());
   EXPECT_TRUE(blocks[1].comesLast());
-  EXPECT_TRUE(blocks[2].stays());
-  EXPECT_EQ(blocks.sharesOf(2, true), Shares{2});
-  EXPECT_EQ(blocks.sharesOf(1, true), (Shares{1, 0}));
-  EXPECT_EQ(blocks.sharesOf(0, false), Shares{});
+  EXPECT_EQ(blocks.sharesOf(2), Shares{2});
+  EXPECT_EQ(blocks.sharesOf(1), (Shares{1, 0}));
+}
+
+TEST(RollCall, AShareThatWasGivenUpTooEarlyIsTakenAgain) {
+  Blocks blocks;
+  blocks.begin();
+  EXPECT_FALSE(blocks[0].comesLast());
+  EXPECT_FALSE(blocks[2].comesLast());
+  std::vector<int> shares;
+  EXPECT_TRUE(blocks[0].receiveAll([&](int share) {
+    shares.push_back(share);
+    if (shares.size() == 2) return true;
+    EXPECT_TRUE(blocks[1].comesLast());
+    return false;
+  }));
+  EXPECT_EQ(shares, (Shares{0, 0}));
+  EXPECT_EQ(blocks.sharesOf(1), Shares{1});
 }
 
 TEST(RollCall, AFailedShareEndsIt) {
   Blocks blocks;
   blocks.begin();
   for (int block = 0; block < kBlocks; ++block) blocks[block].comesLast();
-  EXPECT_FALSE(blocks[1].receiveAll(true, [](int) { return false; }));
+  EXPECT_FALSE(blocks[1].receiveAll([&](int) {
+    blocks.exec(1).fail(moeInternalError, Awaited::kValidCounts, 0, 0, 0);
+    return false;
+  }));
 }
 
 }  // namespace

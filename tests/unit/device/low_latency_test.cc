@@ -15,6 +15,7 @@ namespace {
 // A warp of 32 lanes, of which this is one.
 struct Lane {
   static constexpr int kSlices = 1;
+  static constexpr bool kSpreads = true;
   int lane_, warp_, warps_;
 
   int lane() const { return lane_; }
@@ -55,28 +56,36 @@ TEST(Tags, DifferBetweenEpochsAndFromUntouchedMemory) {
 }
 
 TEST(Slices, AllOfEveryRowAreTakenOnce) {
-  constexpr int kShares = 3, kWarps = 4;
-  for (int64_t rows : {0, 1, 2, 3, 7, 20}) {
-    for (int64_t units : {1, 32, 33, 299}) {
-      std::vector<int> taken(static_cast<size_t>(rows * units));
-      for (int share = 0; share < kShares; ++share) {
-        for (int warp = 0; warp < kWarps; ++warp) {
-          for (int lane = 0; lane < 32; ++lane) {
-            Lane x{lane, warp, kWarps};
-            Slices slices(x, rows, Divisor(ceilDiv(units, kUnitsPerBlock)), share, kShares);
-            Slices::Slice slice;
-            while (slices.take(&slice)) {
-              forUnits(x, units, slice.number, [&](int64_t unit, bool mine) {
-                if (mine) ++taken.at(static_cast<size_t>(int64_t{slice.row} * units + unit));
-                return true;
-              });
-            }
+  constexpr int kWarps = 4;
+  for (auto [shares, spread] : {std::pair{3, 0}, {3, 1}, {4, 1}, {11, 2}, {8, 3}}) {
+    for (int64_t rows : {0, 1, 2, 3, 7, 20}) {
+      for (int64_t units : {1, 32, 33, 299}) {
+        std::vector<int> taken(static_cast<size_t>(rows * units));
+        for (int i = 0; i < shares * kWarps * 32; ++i) {
+          Lane x{i % 32, i / 32 % kWarps, kWarps};
+          Slices<Lane> slices(x, rows, Divisor(ceilDiv(units, kUnitsPerBlock)), i / 32 / kWarps, shares, spread);
+          Slices<Lane>::Slice slice;
+          while (slices.take(&slice)) {
+            forUnits(x, units, slice.number, [&](int64_t unit, bool mine) {
+              if (mine) ++taken.at(static_cast<size_t>(int64_t{slice.row} * units + unit));
+              return true;
+            });
           }
         }
+        EXPECT_EQ(taken, std::vector<int>(taken.size(), 1))
+            << rows << " rows of " << units << " units, " << shares << " shares, spread " << spread;
       }
-      EXPECT_EQ(taken, std::vector<int>(taken.size(), 1)) << rows << " rows of " << units << " units";
     }
   }
+}
+
+TEST(Slices, RowsAreSpreadWhereTheyAreFewerThanBlocks) {
+  EXPECT_EQ(spreadOf(128, 130, 10), 0);
+  EXPECT_EQ(spreadOf(65, 130, 10), 1);
+  EXPECT_EQ(spreadOf(17, 130, 10), 2);
+  EXPECT_EQ(spreadOf(0, 130, 10), 3);
+  EXPECT_EQ(spreadOf(1, 130, 3), 1);
+  EXPECT_EQ(spreadOf(1, 1, 10), 0);
 }
 
 // Side rows have slices of their own behind the tokens'.
@@ -95,7 +104,7 @@ TEST(Slices, PayloadsFollowEachOther) {
       Lane x{lane, 0, 1};
       PayloadUnit first = firstPayloadUnit(x, layout, number);
       int made = 0, had = 0;
-      forPayloadUnits(x, layout, number, [&](int payload, int64_t unit, bool mine) {
+      forPayloadUnits(x, layout, number, first, [&](int payload, int64_t unit, bool mine) {
         ++made;
         if (!mine) return true;
         bool isFirst = first.payload == payload && first.unit == unit;
