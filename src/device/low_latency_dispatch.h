@@ -42,6 +42,7 @@ MOE_PROTOCOL bool receiveSlots(X& x, const DispatchArgs& a, const Epoch& epoch, 
   SlotRoles roles(a.common, true);
   bool reports = share == roles.router, speaks = reports && x.thread() == 0;
   if (reports) writeNoCounts(x, a);
+  SlotReceiver<X> receiver(x, a, arrivals, epoch, share, roles.workers);
   if (!arrivals.waitForCounts()) return false;
   int refusedBy = arrivals.refusedBy();
   if (refusedBy >= 0) {
@@ -54,7 +55,7 @@ MOE_PROTOCOL bool receiveSlots(X& x, const DispatchArgs& a, const Epoch& epoch, 
   if (!arrivals.findPlaces()) return false;
   if (reports) writeCounts(x, a, arrivals);
   markSlotGaps(x, a, arrivals, roles, share);
-  return share >= roles.workers || SlotReceiver<X>(x, a, arrivals, epoch).run(share, roles.workers);
+  return receiver.run();
 }
 
 // The sending half of a block. meet() sets the epoch; all warps of the block are there then, and peers' buffers may be

@@ -70,92 +70,105 @@ class SlotArrivals : public Places<X> {
   bool refused_ = false;  // by some rank
 };
 
-// Takes records out of their slots.
+// Takes records out of their slots. What the first slice needs is looked up before anything is waited for.
 template <class X>
 class SlotReceiver {
  public:
-  MOE_PROTOCOL SlotReceiver(X& x, const DispatchArgs& a, const SlotArrivals<X>& arrivals, const Epoch& epoch)
+  // Of share `share` of `shares`.
+  MOE_PROTOCOL SlotReceiver(X& x, const DispatchArgs& a, const SlotArrivals<X>& arrivals, const Epoch& epoch, int share,
+                            int shares)
       : x_(x),
         a_(a),
         layout_(a.common.layout),
         shape_(layout_.shape),
         arrivals_(arrivals),
         notes_(a, arrivals),
-        epoch_(epoch) {
+        epoch_(epoch),
+        // One more than a record has: notes, which are no slice's.
+        slices_(x, shape_.maxTokens * shape_.nranks, layout_.slot.bySlicesAndNotes, share, shares, a.common.allSpread) {
     std::byte* heads = x.operationScratch();
     if (!heads) heads = Workspace(a.common).heads(x.block());
     head_ = heads + x.warp() * layout_.slot.headBytes;
+    some_ = share < shares && advance();
   }
 
-  // Share `share` of `shares`. All warps of the block; false after a failure.
-  MOE_PROTOCOL bool run(int share, int shares) {
+  // Once it is known what has come. All warps of the block; false after a failure, or if it is given up.
+  MOE_PROTOCOL bool run() {
     int32_t most = 0;
     MOE_ROLL for (int source = x_.lane(); source < shape_.nranks; source += x_.lanes()) {
       int32_t tokens = arrivals_.source(source).tokens;
       most = most < tokens ? tokens : most;
     }
     most = x_.warpMax(most);
-    // One more than a record has: notes, which are no slice's.
-    Slices<X> slices(x_, int64_t{most} * shape_.nranks, layout_.slot.bySlicesAndNotes, share, shares,
-                     a_.common.allSpread);
-    typename Slices<X>::Slice slice;
-    while (slices.take(&slice)) {
-      auto token = static_cast<int32_t>(shape_.byRanks.divide(slice.row));
-      int source = static_cast<int32_t>(slice.row) - token * shape_.nranks;
-      if (token < arrivals_.source(source).tokens && !take(source, token, slice.number)) return false;
+    slices_.limit(int64_t{most} * shape_.nranks);
+    MOE_ROLL while (some_) {
+      if (token_ < arrivals_.source(source_).tokens && !take()) return false;
+      some_ = advance();
     }
     return true;
   }
 
  private:
-  // A slice of a token's record, if it comes here. All lanes of the warp.
-  MOE_PROTOCOL bool take(int source, int64_t token, int32_t number) {
+  // The next slice, of a record that may not be. False after the last one.
+  MOE_PROTOCOL bool advance() {
+    typename Slices<X>::Slice slice;
+    if (!slices_.take(&slice)) return false;
+    token_ = static_cast<int32_t>(shape_.byRanks.divide(slice.row));
+    source_ = static_cast<int32_t>(slice.row) - token_ * shape_.nranks;
+    number_ = slice.number;
+    words_ = arrivals_.window().slot(source_, token_);
+    first_ = firstPayloadUnit(x_, layout_, number_);
+    if (first_.payload >= 0) out_ = outputOf(first_.payload);
+    return true;
+  }
+
+  // The slice, if its record comes here. All lanes of the warp.
+  MOE_PROTOCOL bool take() {
     // A look at this lane's first unit, while the entries are waited for.
-    PayloadUnit first = firstPayloadUnit(x_, layout_, number);
     typename X::Peek peek;
-    bool peeks = first.mine && !shape_.makesScales(first.payload) && !shape_.signals() && !shape_.expertSlots();
-    if (peeks) peek = x_.peekUnit(wordsOf(source, token, first.payload, 0), first.unit);
-    bool notes = (int64_t{number} + 1) * X::kSlices > layout_.slot.allSlices;
+    bool peeks = first_.mine && !shape_.makesScales(first_.payload) && !shape_.signals() && !shape_.expertSlots();
+    if (peeks) peek = x_.peekUnit(wordsOf(first_.payload, 0), first_.unit);
+    bool notes = (int64_t{number_} + 1) * X::kSlices > layout_.slot.allSlices;
     x_.warpBarrier();
-    if (!placeEntries(source, token, notes)) return false;
+    if (!placeEntries(notes)) return false;
     if (slot_ < 0) return true;
     x_.warpBarrier();
-    if (notes && !noteEntries(source)) return false;
-    if (first.payload < 0) return true;
-    if (shape_.signals() && !awaitSignal(source, token)) return false;
-    return forPayloadUnits(x_, layout_, number, first, [&](int payload, int64_t unit, bool mine) {
-      bool peeked = peeks && payload == first.payload && unit == first.unit;
-      if (shape_.makesScales(payload)) return takeScales(source, token, unit, mine);
-      return takeUnit(source, token, payload, unit, mine, peeked, peek);
+    if (notes && !noteEntries()) return false;
+    if (first_.payload < 0) return true;
+    if (shape_.signals() && !awaitSignal()) return false;
+    return forPayloadUnits(x_, layout_, number_, first_, [&](int payload, int64_t unit, bool mine) {
+      bool first = payload == first_.payload, peeked = peeks && first && unit == first_.unit;
+      const RowsOut out = first ? out_ : outputOf(payload);
+      if (shape_.makesScales(payload)) return takeScales(out, unit, mine);
+      return takeUnit(out, payload, unit, mine, peeked, peek);
     });
   }
 
   // Fetches the record's slot and its entries, and finds their output rows. What notes are made from is kept. All lanes
   // of the warp.
-  MOE_PROTOCOL bool placeEntries(int source, int64_t token, bool notes) {
+  MOE_PROTOCOL bool placeEntries(bool notes) {
     bool sane = true;
     placed_ = 0;
-    const std::byte* head = arrivals_.window().word(source, token, 0);
     MOE_ROLL for (int32_t from = 0; from < shape_.topk; from += x_.lanes()) {
       int32_t k = from + x_.lane();
       bool mine = k < shape_.topk;
       uint32_t data[6];  // the head's, and the entry's
       int64_t entryAt = mine ? (1 + k) * kTaggedWord : 0;
-      bool came = x_.getTaggedPair(head, entryAt, arrivals_.tag(), Awaited::kRows, source, data);
+      bool came = x_.getTaggedPair(words_, entryAt, arrivals_.tag(), Awaited::kRows, source_, data);
       if (!x_.warpAll(came)) return false;
       slot_ = static_cast<int32_t>(data[0]);
       if (slot_ < 0) return true;
-      if (slot_ >= arrivals_.source(source).rows) return broken(source, slot_, token);
-      typename Notes<X>::Entry entry{{static_cast<int32_t>(token), 0, data[1] | uint64_t{data[2]} << 32},
+      if (slot_ >= arrivals_.source(source_).rows) return broken(token_);
+      typename Notes<X>::Entry entry{{token_, 0, data[1] | uint64_t{data[2]} << 32},
                                      static_cast<int32_t>(data[3]),
                                      shape_.expertLayout() ? static_cast<int32_t>(data[4]) : -1,
                                      __builtin_bit_cast(float, data[5])};
       if (mine && notes) keep(entry, k);
-      int32_t row = mine ? notes_.rowOf(entry, source, slot_, k, &sane) : -1;
+      int32_t row = mine ? notes_.rowOf(entry, source_, slot_, k, &sane) : -1;
       if (mine) rows()[k] = row;
       placed_ |= uint64_t{x_.ballot(row >= 0)} << from;
     }
-    return x_.warpAll(sane) || broken(source, slot_, token);
+    return x_.warpAll(sane) || broken(token_);
   }
 
   MOE_PROTOCOL void keep(const typename Notes<X>::Entry& entry, int k) const {
@@ -166,7 +179,7 @@ class SlotReceiver {
   }
 
   // Notes the entries that were kept. All lanes of the warp.
-  MOE_PROTOCOL bool noteEntries(int source) {
+  MOE_PROTOCOL bool noteEntries() {
     const std::byte* base = head_ - layout_.record.head;
     bool ok = true, once = true;  // no entry repeats an expert
     int32_t found = 0;
@@ -177,19 +190,19 @@ class SlotReceiver {
     MOE_ROLL for (int k = x_.lane(); k < shape_.topk; k += x_.lanes()) {
       auto entry = notes_.load(base, k);
       entry.head.repeats = once ? 0 : 1;
-      notes_.noteEntry(entry, base, source, slot_, k, &found, &ok);
+      notes_.noteEntry(entry, base, source_, slot_, k, &found, &ok);
     }
     found = x_.scan(found).total;
-    return (x_.warpAll(ok) && found == 1) || broken(source, slot_, found);
+    return (x_.warpAll(ok) && found == 1) || broken(found);
   }
 
   // All lanes of the warp, which may read the payloads then.
-  MOE_PROTOCOL bool awaitSignal(int source, int64_t token) const {
-    return x_.warpAll(x_.wait(arrivals_.window().signal(source, token), epoch_, Awaited::kRows, source));
+  MOE_PROTOCOL bool awaitSignal() const {
+    return x_.warpAll(x_.wait(arrivals_.window().signal(source_, token_), epoch_, Awaited::kRows, source_));
   }
 
-  MOE_PROTOCOL const std::byte* wordsOf(int source, int64_t token, int payload, int copy) const {
-    return arrivals_.window().slot(source, token) + layout_.slot.payload[payload] + copy * layout_.slot.copyStride;
+  MOE_PROTOCOL const std::byte* wordsOf(int payload, int copy) const {
+    return words_ + layout_.slot.payload[payload] + copy * layout_.slot.copyStride;
   }
 
   // The entries that copy number `copy` is for, of those that are left: all, or the first.
@@ -197,18 +210,17 @@ class SlotReceiver {
   MOE_PROTOCOL int copyOf(uint64_t entries) const { return shape_.expertSlots() ? lowestBit(entries) : 0; }
 
   // `peek` is of this unit if it is `peeked`. All lanes of the warp; a lane without a unit is not `mine`.
-  MOE_PROTOCOL bool takeUnit(int source, int64_t token, int payload, int64_t unit, bool mine, bool peeked,
+  MOE_PROTOCOL bool takeUnit(const RowsOut& out, int payload, int64_t unit, bool mine, bool peeked,
                              const typename X::Peek& peek) const {
-    const RowsOut out = outputOf(payload);
     MOE_ROLL for (uint64_t left = placed_, entries; left != 0; left ^= entries) {
       entries = entriesOfCopy(left);
       Unit data{};
       bool came = true;
-      const std::byte* words = wordsOf(source, token, payload, copyOf(entries));
+      const std::byte* words = wordsOf(payload, copyOf(entries));
       if (mine && shape_.signals()) {
         data = x_.loadUnit(words, unit, wholeVectors(shape_.payloadBytes[payload]));
       } else if (mine && (!peeked || !x_.takePeek(peek, arrivals_.tag(), &data))) {
-        came = x_.getUnit(words, unit, arrivals_.tag(), Awaited::kRows, source, &data);
+        came = x_.getUnit(words, unit, arrivals_.tag(), Awaited::kRows, source_, &data);
       }
       if (!x_.warpAll(came)) return false;
       auto to = [&](int k) { return out.data + rows()[k] * out.stride; };
@@ -218,14 +230,14 @@ class SlotReceiver {
   }
 
   // A word of scales. All lanes of the warp; a lane without a word is not `mine`.
-  MOE_PROTOCOL bool takeScales(int source, int64_t token, int64_t word, bool mine) const {
-    ScaleOutput scales(shape_, outputOf(Shape::kScales), a_.views || shape_.scaleOrder == moeScalesByRow);
+  MOE_PROTOCOL bool takeScales(const RowsOut& out, int64_t word, bool mine) const {
+    ScaleOutput scales(shape_, out, a_.views || shape_.scaleOrder == moeScalesByRow);
     MOE_ROLL for (uint64_t left = placed_, entries; left != 0; left ^= entries) {
       entries = entriesOfCopy(left);
       uint32_t data[3];
       bool came = true;
-      const std::byte* from = wordsOf(source, token, Shape::kScales, copyOf(entries)) + word * kTaggedWord;
-      if (mine) came = x_.getTagged(from, arrivals_.tag(), Awaited::kRows, source, data);
+      const std::byte* from = wordsOf(Shape::kScales, copyOf(entries)) + word * kTaggedWord;
+      if (mine) came = x_.getTagged(from, arrivals_.tag(), Awaited::kRows, source_, data);
       if (!x_.warpAll(came)) return false;
       auto to = [&](int k) { return scales.firstWord(rows()[k]); };
       x_.forRows(entries, to, [&](std::byte* first) {
@@ -235,8 +247,9 @@ class SlotReceiver {
     return true;
   }
 
-  MOE_PROTOCOL bool broken(int source, int64_t slot, int64_t token) const {
-    x_.fail(moeInternalError, Awaited::kValidCounts, source, static_cast<uint64_t>(slot), static_cast<uint64_t>(token));
+  MOE_PROTOCOL bool broken(int64_t seen) const {
+    x_.fail(moeInternalError, Awaited::kValidCounts, source_, static_cast<uint64_t>(slot_),
+            static_cast<uint64_t>(seen));
     return false;
   }
 
@@ -261,7 +274,14 @@ class SlotReceiver {
   Notes<X> notes_;
   Epoch epoch_;
   std::byte* head_;  // of the warp's record, as RecordLayout has it
-  // Of that record: its slot, and a bit for each entry that has an output row.
+  // The slice that is taken next.
+  Slices<X> slices_;
+  bool some_ = false;
+  int32_t source_ = 0, token_ = 0, number_ = 0;
+  const std::byte* words_ = nullptr;  // of its record
+  PayloadUnit first_{-1, 0, false};   // this lane's
+  RowsOut out_{};                     // of that payload
+  // Of the record: its slot, and a bit for each entry that has an output row.
   int32_t slot_ = -1;
   uint64_t placed_ = 0;
 };
