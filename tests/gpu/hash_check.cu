@@ -64,7 +64,8 @@ __host__ __device__ inline int ownerOf(int64_t id, int experts, int ranks) {
   int64_t larger = int64_t(extra) * (share + 1);
   return static_cast<int>(id < larger ? id / (share + 1) : extra + (id - larger) / share);
 }
-// Small integers, exact in bf16 also when 16 of them are added.
+// Small integers, exact in bf16 also when so many of them are added.
+constexpr int kMostCopies = 16;
 __device__ inline float valueOf(int call, int source, int64_t token, int64_t h) {
   return static_cast<float>(static_cast<int>((source * 131 + token * 7 + call * 3 + h) % 32) - 16);
 }
@@ -338,6 +339,7 @@ Shape parse(int argc, char** argv) {
   }
   // Views move from replay to replay.
   if (s.graphs && s.views) die("--graphs 1 needs a layout other than views");
+  if (s.topk > kMostCopies && s.layout != moeLayoutRank) die("--topk must be at most 16: sums of more are not exact");
   return s;
 }
 
