@@ -257,7 +257,8 @@ class CudaBackend : public Backend {
     launch.grid.tableBytes = tableBytes(layout);
     int64_t scratch = slotScratchBytes(layout);
     if (scratch <= kMostScratchBytes) launch.grid.stream = {1, 1, static_cast<int32_t>(roundUp(scratch, 128))};
-    spreadRows(&launch.op.common, spread.send, args.numTokens);
+    // A half does not know how much comes, or has no use for teams.
+    if (args.phases == kPhaseBoth) spreadRows(&launch.op.common, spread.send, args.numTokens);
     bool few = kernel == Kernel::kSlotDispatch && launch.op.common.allSpread > 0;
     run(few ? Kernel::kFewRowsDispatch : kernel, &launch, &launch.op.common, spread, stream);
     return {};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The low-latency path, sending half of dispatch: payloads. A token's slot at its rank is its index, so they leave
-// before anything is counted. A copy for each expert lies at the place of the token's entry.
+// The low-latency path, sending half of dispatch: payloads. A token's slot at its rank is its index, so they wait for
+// no rank's counts. A copy for each expert lies at the place of the token's entry.
 #pragma once
 
 #include "device/low_latency_route.h"

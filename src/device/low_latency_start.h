@@ -8,21 +8,6 @@
 
 namespace moe {
 
-// Where the words of Control lie that a dispatch begins with.
-constexpr int wordAt(size_t offset) { return static_cast<int>(offset / sizeof(uint64_t)); }
-constexpr int kDispatchWord = wordAt(offsetof(Control, dispatchEpoch)),
-              kCombineWord = wordAt(offsetof(Control, combineEpoch)),
-              kReleasedWord = wordAt(offsetof(Control, releasedDispatch)),
-              kStartedWord = wordAt(offsetof(Control, startedBefore));
-static_assert(kDispatchWord == 0 && kStartedWord < kSharedWords && sizeof(Control) >= 8 * kSharedWords);
-
-// Where blocks have few rows, they send and receive at the same time, with teams of their own; with more, all warps do
-// one after the other. `both`: of an operation that does both.
-template <class X>
-MOE_PROTOCOL int teamsOf(const CommonArgs& common, bool both) {
-  return both && common.allSpread > 0 ? X::kTeams : 1;
-}
-
 // Blocks come once all their threads have read what the operation begins with. Who sees that all have come may change
 // that; so does the block that comes last.
 //

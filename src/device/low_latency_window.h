@@ -88,7 +88,8 @@ class Slices {
       part_ = share_ & ((1u << spread) - 1);
       share_ >>= spread;
       shares_ >>= spread;
-      if (share_ >= shares_) rows_ = 0;
+      // Blocks that are too few to share one more row have none.
+      if (share_ >= shares_) share_ = kNoRow;
     }
   }
 
@@ -97,9 +98,7 @@ class Slices {
     int32_t number;  // of the row: kSlices slices from number * kSlices on
   };
   // So many rows, if not as many as it was made for. The first slice may have been taken already.
-  MOE_PROTOCOL void limit(int64_t rows) {
-    if (!X::kSpreads || share_ < shares_) rows_ = static_cast<uint32_t>(rows);
-  }
+  MOE_PROTOCOL void limit(int64_t rows) { rows_ = static_cast<uint32_t>(rows); }
   // False after the last one.
   MOE_PROTOCOL bool take(Slice* slice) {
     if constexpr (X::kSpreads) {
@@ -113,17 +112,18 @@ class Slices {
   }
 
  private:
-  // Of the next row that this block shares.
+  static constexpr uint32_t kNoRow = INT32_MAX;
+
+  // As take(), of the slices part_, part_ + 2^spread_ ... of rows share_, share_ + shares_ ... Mostly there is one row,
+  // so that nothing is divided.
   MOE_PROTOCOL bool takePart(Slice* slice) {
-    uint32_t number = (next_ << spread_) + part_;
-    if (number >= perRow_.value()) {
-      if (next_ < step_) return false;
-      while (next_ >= step_) next_ -= step_;
+    uint32_t slices = (perRow_.value() + (1u << spread_) - 1 - part_) >> spread_;
+    while (share_ < rows_ && next_ >= slices) {
+      next_ -= slices;
       share_ += shares_;
-      number = (next_ << spread_) + part_;
     }
     if (share_ >= rows_) return false;
-    *slice = {share_, static_cast<int32_t>(number)};
+    *slice = {share_, static_cast<int32_t>((next_ << spread_) + part_)};
     next_ += step_;
     return true;
   }

@@ -79,6 +79,17 @@ TEST(Slices, AllOfEveryRowAreTakenOnce) {
   }
 }
 
+TEST(Slices, EveryWarpTakesSomeWhereMoreRowsComeThanBlocksShare) {
+  constexpr int kWarps = 16, kShares = 16, kRows = 200;
+  for (int32_t spread : {0, 1, 2, 3}) {
+    for (int i = 0; i < kShares * kWarps; ++i) {
+      Slices<Lane> slices(Lane{0, i % kWarps, kWarps}, kRows, Divisor(10), i / kWarps, kShares, spread);
+      Slices<Lane>::Slice slice;
+      EXPECT_TRUE(slices.take(&slice)) << "warp " << i % kWarps << " of share " << i / kWarps << ", spread " << spread;
+    }
+  }
+}
+
 TEST(Slices, RowsAreSpreadWhereTheyAreFewerThanBlocks) {
   EXPECT_EQ(spreadOf(128, 130, 10), 0);
   EXPECT_EQ(spreadOf(65, 130, 10), 1);
